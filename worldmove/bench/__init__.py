@@ -1,0 +1,1 @@
+"""Benchmarks as commands; none of their figures is asserted in a test."""

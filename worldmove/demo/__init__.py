@@ -1,0 +1,1 @@
+"""The reference world, and the demonstration that moves it."""

@@ -1,0 +1,1 @@
+"""Kernels: each operation's plain reference, and beside it the versions for a device."""

@@ -1,0 +1,1 @@
+"""The durable record of who owns which session at which epoch."""

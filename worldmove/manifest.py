@@ -1,0 +1,331 @@
+"""What a session is made of: regions, their leaves, and where they lie in memory.
+
+Three coordinate systems meet here and nowhere else:
+
+* a *leaf index* counts leaves over all regions of a manifest, in manifest order; equal on both nodes;
+* a *span* `(region, offset, length)` names bytes of one region by its index; equal on both nodes;
+* a *place* `(extent, offset)` says where a region lies in this node's memory; private to a node.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from worldmove.errors import ManifestError
+
+REGION_ALIGN = 512
+MIN_LEAF = 8 * 1024
+MAX_LEAF = 256 * 1024
+DEFAULT_LEAF = 64 * 1024
+LEAF_STEP = 256
+DIGEST_BYTES = 16
+MAX_REGIONS = 4096
+MAX_RANKS = 64
+MAX_NAME = 128
+MAX_DIMS = 16
+MAX_REGION_BYTES = 1 << 40
+MAX_SESSION_BYTES = 1 << 42
+MAX_HOST_STATE = 4 * 1024 * 1024
+
+RAW_DTYPES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1}
+"""Element types that NumPy lacks; they are moved as raw bytes and viewed as unsigned integers."""
+
+
+class Source(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a region's memory comes from.
+
+    `arena`: allocated by the node. `shm`: POSIX shared memory `name`, starting `offset` bytes in.
+    """
+
+    kind: Literal["arena", "shm", "cuda-ipc"] = "arena"
+    name: str | None = None
+    offset: int = 0
+
+
+class Region(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One named contiguous tensor. `shape` in elements; `stride_bytes` is what a rolling cache shifts by."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    device: str = "host"
+    rank: int = 0
+    stride_bytes: int | None = None
+    source: Source = Source()
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes; 0 where any dimension is 0."""
+        return math.prod(self.shape) * itemsize(self.dtype)
+
+    @property
+    def leaf_bytes(self) -> int:
+        """Size in bytes of every leaf but the last, by the rule of `leaf_size`."""
+        return leaf_size(self.stride_bytes)
+
+    @property
+    def leaves(self) -> int:
+        """Number of leaves; 0 for an empty region."""
+        return -(-self.nbytes // self.leaf_bytes)
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The frozen, revisioned description of a session's regions."""
+
+    model: str
+    regions: tuple[Region, ...]
+    block_ms: float
+    horizon_ms: float
+    host_state_bytes: int = 64 * 1024
+    endpoint: str | None = None
+    revision: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all regions together."""
+        return sum(region.nbytes for region in self.regions)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that hold regions, ascending; a session without regions has rank 0."""
+        return tuple(sorted({region.rank for region in self.regions})) or (0,)
+
+
+class Place(NamedTuple):
+    """Where one region lies: index of an extent and the offset in bytes inside it."""
+
+    extent: int
+    offset: int
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """One allocation: everything of one rank on one device."""
+
+    rank: int
+    device: str
+    nbytes: int
+
+
+class Span(NamedTuple):
+    """Bytes of one region: `region` is its index in the manifest."""
+
+    region: int
+    offset: int
+    length: int
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element of `dtype`.
+
+    Raises:
+        ManifestError: the name is neither a plain NumPy dtype nor one of `RAW_DTYPES`.
+    """
+    if dtype in RAW_DTYPES:
+        return RAW_DTYPES[dtype]
+    return numpy_dtype(dtype).itemsize
+
+
+def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
+    """The NumPy type under which a region is viewed: bf16 as uint16, fp8 as uint8.
+
+    Raises:
+        ManifestError: the name is unknown, or the type holds Python objects or has no size.
+    """
+    if dtype in RAW_DTYPES:
+        return np.dtype(np.uint16 if RAW_DTYPES[dtype] == 2 else np.uint8)
+    try:
+        parsed = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ManifestError(
+            f"dtype {dtype!r} is unknown; NumPy names and {sorted(RAW_DTYPES)} are allowed", field="dtype"
+        ) from error
+    if parsed.hasobject or parsed.itemsize == 0 or parsed.fields is not None or parsed.subdtype is not None:
+        raise ManifestError(f"dtype {dtype!r} is not a plain element type of fixed size", field="dtype")
+    return parsed
+
+
+def leaf_size(stride_bytes: int | None) -> int:
+    """The leaf rule of DESIGN §2; bytes."""
+    if not stride_bytes:
+        return DEFAULT_LEAF
+    top = min(stride_bytes, MAX_LEAF) // LEAF_STEP * LEAF_STEP
+    for candidate in range(top, MIN_LEAF - 1, -LEAF_STEP):
+        if stride_bytes % candidate == 0:
+            return candidate
+    return DEFAULT_LEAF
+
+
+def layout(regions: tuple[Region, ...]) -> tuple[tuple[Extent, ...], tuple[Place, ...]]:
+    """Packs regions into one extent per (rank, device), each region at a multiple of 512 bytes.
+
+    Returns:
+        The extents, ordered by (rank, device), and one place for every region in manifest order.
+        An extent is never empty: one that holds only zero-byte regions has 512 bytes.
+    """
+    keys = sorted({(region.rank, region.device) for region in regions})
+    index = {key: number for number, key in enumerate(keys)}
+    used = [0] * len(keys)
+    places = []
+    for region in regions:
+        extent = index[region.rank, region.device]
+        places.append(Place(extent, used[extent]))
+        used[extent] += -(-region.nbytes // REGION_ALIGN) * REGION_ALIGN
+    extents = tuple(
+        Extent(rank, device, max(size, REGION_ALIGN)) for (rank, device), size in zip(keys, used, strict=True)
+    )
+    return extents, tuple(places)
+
+
+class LeafMap:
+    """Translates leaf indices of one manifest to spans, vectorised.
+
+    Attributes:
+        count: leaves of all regions.
+        first: int64[regions + 1]; leaves of region r are `first[r]` to `first[r + 1] - 1`.
+        leaf_bytes: int64[regions]; nbytes: int64[regions].
+    """
+
+    def __init__(self, regions: tuple[Region, ...]) -> None:
+        self.nbytes = np.array([region.nbytes for region in regions], dtype=np.int64)
+        self.leaf_bytes = np.array([region.leaf_bytes for region in regions], dtype=np.int64)
+        leaves = -(-self.nbytes // self.leaf_bytes) if len(regions) else np.zeros(0, dtype=np.int64)
+        self.first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(leaves)])
+        self.count = int(self.first[-1])
+
+    def runs(self, leaves: npt.NDArray[np.int64]) -> list[Span]:
+        """Turns ascending leaf indices into the fewest spans; a span never crosses a region's end."""
+        if leaves.size == 0:
+            return []
+        region = np.searchsorted(self.first, leaves, side="right") - 1
+        breaks = np.flatnonzero((np.diff(leaves) != 1) | (np.diff(region) != 0)) + 1
+        starts = np.concatenate([[0], breaks])
+        ends = np.concatenate([breaks, [leaves.size]]) - 1
+        owner = region[starts]
+        begin = (leaves[starts] - self.first[owner]) * self.leaf_bytes[owner]
+        stop = np.minimum((leaves[ends] - self.first[owner] + 1) * self.leaf_bytes[owner], self.nbytes[owner])
+        return [Span(int(r), int(b), int(e - b)) for r, b, e in zip(owner, begin, stop, strict=True)]
+
+    def leaves_of(self, span: Span) -> tuple[int, int]:
+        """First leaf index and number of leaves that `span` touches."""
+        size = int(self.leaf_bytes[span.region])
+        first = span.offset // size
+        last = -(-(span.offset + span.length) // size)
+        return int(self.first[span.region]) + first, last - first
+
+    def spans(self, first: int, count: int) -> list[Span]:
+        """The spans of `count` leaves from index `first`."""
+        return self.runs(np.arange(first, first + count, dtype=np.int64))
+
+    def bytes_of(self, leaves: npt.NDArray[np.int64]) -> int:
+        """Bytes of the given leaves together (the last leaf of a region may be short)."""
+        return sum(span.length for span in self.runs(leaves))
+
+
+def validate(manifest: Manifest) -> None:
+    """Checks everything that later code takes for granted.
+
+    Raises:
+        ManifestError: with the field, its value and what is allowed.
+    """
+    _check_session(manifest)
+    names = set()
+    for number, region in enumerate(manifest.regions):
+        _check_region(number, region)
+        if region.name in names:
+            raise ManifestError(
+                f"regions[{number}].name {region.name!r} stands twice; names are unique",
+                field=f"regions[{number}].name",
+            )
+        names.add(region.name)
+    if manifest.nbytes > MAX_SESSION_BYTES:
+        raise ManifestError(
+            f"regions hold {manifest.nbytes} bytes; at most {MAX_SESSION_BYTES} are allowed", field="regions"
+        )
+
+
+def _check_session(manifest: Manifest) -> None:
+    for name in ("block_ms", "horizon_ms"):
+        value = getattr(manifest, name)
+        if not (math.isfinite(value) and value > 0):
+            raise ManifestError(
+                f"{name} is {value}; a finite number of milliseconds above 0 is allowed", field=name
+            )
+    if not 0 <= manifest.host_state_bytes <= MAX_HOST_STATE:
+        raise ManifestError(
+            f"host_state_bytes is {manifest.host_state_bytes}; 0 to {MAX_HOST_STATE} are allowed",
+            field="host_state_bytes",
+        )
+    if not 1 <= len(manifest.model) <= 256:
+        raise ManifestError("model has a length outside 1 to 256 characters", field="model")
+    if len(manifest.regions) > MAX_REGIONS:
+        raise ManifestError(
+            f"{len(manifest.regions)} regions; at most {MAX_REGIONS} are allowed", field="regions"
+        )
+    ranks = manifest.ranks
+    if ranks != tuple(range(len(ranks))) or len(ranks) > MAX_RANKS:
+        raise ManifestError(
+            f"ranks are {list(ranks)}; 0 to n - 1 without gaps, at most {MAX_RANKS}, are allowed",
+            field="regions.rank",
+        )
+
+
+def _check_region(number: int, region: Region) -> None:
+    where = f"regions[{number}]"
+    if not 1 <= len(region.name) <= MAX_NAME or not region.name.isprintable():
+        raise ManifestError(
+            f"{where}.name must have 1 to {MAX_NAME} printable characters", field=f"{where}.name"
+        )
+    if len(region.shape) > MAX_DIMS or any(size < 0 for size in region.shape):
+        raise ManifestError(
+            f"{where}.shape {list(region.shape)} must have at most {MAX_DIMS} dimensions of 0 or more",
+            field=f"{where}.shape",
+        )
+    if region.nbytes > MAX_REGION_BYTES:
+        raise ManifestError(
+            f"{where} has {region.nbytes} bytes; at most {MAX_REGION_BYTES} are allowed",
+            field=f"{where}.shape",
+        )
+    if region.stride_bytes is not None and not 0 < region.stride_bytes <= max(region.nbytes, 1):
+        raise ManifestError(
+            f"{where}.stride_bytes {region.stride_bytes} must lie in 1 to {region.nbytes} (the region's bytes)",
+            field=f"{where}.stride_bytes",
+        )
+    if region.device != "host":
+        raise ManifestError(
+            f"{where}.device {region.device!r} is not on this node; allowed: 'host'", field=f"{where}.device"
+        )
+    if region.source.kind == "cuda-ipc":
+        raise ManifestError(
+            f"{where}.source.kind 'cuda-ipc' needs a GPU; allowed here: 'arena', 'shm'",
+            field=f"{where}.source.kind",
+        )
+    if region.source.kind == "shm" and not region.source.name:
+        raise ManifestError(
+            f"{where}.source.name is missing; it names the shared memory", field=f"{where}.source.name"
+        )
+    if region.source.offset < 0:
+        raise ManifestError(
+            f"{where}.source.offset {region.source.offset} must be 0 or more", field=f"{where}.source.offset"
+        )
+
+
+def differences(mine: Manifest, theirs: Manifest) -> list[str]:
+    """Names the fields in which two manifests differ in a way that forbids a move; empty where they match."""
+    fields = [name for name in ("model", "host_state_bytes") if getattr(mine, name) != getattr(theirs, name)]
+    ours = {region.name: region for region in mine.regions}
+    others = {region.name: region for region in theirs.regions}
+    fields += [f"regions.{name}" for name in sorted(ours.keys() ^ others.keys())]
+    if [r.name for r in mine.regions] != [r.name for r in theirs.regions] and not fields:
+        fields.append("regions.order")
+    for name in ours.keys() & others.keys():
+        fields += [
+            f"regions.{name}.{key}"
+            for key in ("dtype", "shape", "rank", "stride_bytes")
+            if getattr(ours[name], key) != getattr(others[name], key)
+        ]
+    return sorted(fields)

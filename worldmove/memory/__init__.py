@@ -1,0 +1,1 @@
+"""Memory as descriptors: arenas, and the keeper that holds them."""

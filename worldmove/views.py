@@ -1,0 +1,296 @@
+"""What the service shows of itself: plain, frozen values that the REST layer and the clients share.
+
+Times of day are ISO 8601 in UTC and only for people; every duration is measured on a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from worldmove.manifest import Manifest, Region
+
+SessionState = Literal["live", "paused", "unattended", "fenced", "lost", "ended"]
+PathChoice = Literal["auto", "local", "staged"]
+MoveState = Literal[
+    "requested",
+    "admitted",
+    "prepared",
+    "copying",
+    "pausing",
+    "finishing",
+    "verifying",
+    "committed",
+    "adopted",
+    "released",
+    "rejected",
+    "aborted",
+]
+ENDED_STATES = frozenset({"released", "rejected", "aborted"})
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all views."""
+
+
+class Ticket(View):
+    """What one rank needs to fetch its descriptors: once, over the node's Unix socket."""
+
+    rank: int
+    token: str
+
+
+class Registration(View):
+    """Answer to a registration: a session, a standby, or an attachment."""
+
+    id: str
+    epoch: int
+    socket: str
+    tickets: tuple[Ticket, ...]
+
+
+class SessionView(View):
+    """One session as the node that was asked sees it."""
+
+    id: str
+    model: str
+    owner: str
+    owner_url: str | None
+    epoch: int
+    block: int
+    state: SessionState
+    revision: int
+    bytes: int
+    ranks: int
+    block_ms: float
+    horizon_ms: float
+    dirty_bytes_per_s: float | None = None
+    endpoint: str | None = None
+    migration_id: str | None = None
+
+
+class SessionPage(View):
+    """A page of sessions, ordered by id; `next` is the cursor of the following page."""
+
+    sessions: tuple[SessionView, ...]
+    next: str | None = None
+
+
+class StandbyView(View):
+    """A worker that waits on this node to be handed a session."""
+
+    id: str
+    model: str
+    state: Literal["waiting", "attached", "bound"]
+    bytes: int
+
+
+class SessionEvent(View):
+    """One change of ownership, endpoint or state. `seq` grows by one per session and node."""
+
+    seq: int
+    type: Literal["registered", "state", "moving", "moved", "ended"]
+    session: SessionView
+
+
+class RegionDigest(View):
+    """Digest of one region's leaf table (BLAKE2b-256 of its concatenated leaf digests, hex)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    leaf_bytes: int
+    leaves: int
+    digest: str
+
+
+class DigestView(View):
+    """The world's digest at one block. `seed` is the XXH3 seed of the session, decimal."""
+
+    session_id: str
+    epoch: int
+    block: int
+    seed: int
+    root: str
+    host_state: tuple[str, ...]
+    regions: tuple[RegionDigest, ...]
+    held_ms: float
+
+
+class BoundaryView(View):
+    """Answer to a boundary over REST: generate on, ask again, or stop: the world has moved."""
+
+    action: Literal["continue", "wait", "moved", "ended"]
+    destination: str | None = None
+    endpoint: str | None = None
+
+
+class MigrationRequest(View):
+    """What an operator asks for. `None` stands for the session's or the node's own value."""
+
+    session_id: str
+    destination: str
+    devices: dict[str, str] = {}
+    horizon_ms: float | None = None
+    deadline_ms: float | None = None
+    live: bool = True
+    codec: Literal["auto", "none"] = "auto"
+    path: PathChoice | None = None
+    allow_unattended: bool = False
+
+
+class RoundView(View):
+    """One round of copying: what the destination asked for, and how long it took to land and be digested."""
+
+    number: int
+    final: bool
+    leaves: int
+    bytes: int
+    ms: float
+
+
+class Damage(View):
+    """A leaf whose bytes at the destination did not match the source's table, and was sent again."""
+
+    region: str
+    leaf: int
+    attempts: int
+
+
+class Receipt(View):
+    """The permanent record of a move that got as far as copying or further."""
+
+    migration_id: str
+    session_id: str
+    source: str
+    destination: str
+    state: MoveState
+    path: str | None
+    live: bool
+    epoch: int
+    block: int | None
+    state_bytes: int
+    sent_bytes: int
+    kept_bytes: int
+    rounds: tuple[RoundView, ...]
+    damaged: tuple[Damage, ...]
+    source_root: str | None
+    destination_root: str | None
+    pause_ms: float | None
+    data_ms: float | None
+    commit_ms: float | None
+    resume_ms: float | None
+    total_ms: float
+    missed: bool
+    lanes: int
+    finished_at: str
+    code: str | None = None
+    reason: str | None = None
+
+
+class MigrationView(View):
+    """A move in progress or ended."""
+
+    id: str
+    session_id: str
+    source: str
+    destination: str
+    state: MoveState
+    live: bool
+    path: str | None
+    round: int
+    state_bytes: int
+    sent_bytes: int
+    created_at: str
+    elapsed_ms: float
+    code: str | None = None
+    reason: str | None = None
+    receipt: Receipt | None = None
+
+
+class MigrationPage(View):
+    """Moves that this node knows, newest first."""
+
+    migrations: tuple[MigrationView, ...]
+    next: str | None = None
+
+
+class DryRun(View):
+    """Would the move be taken on now? `required` and `available` hold every term that was looked at."""
+
+    admissible: bool
+    code: str | None = None
+    reason: str | None = None
+    required: dict[str, float] = {}
+    available: dict[str, float] = {}
+
+
+class DeviceView(View):
+    """One device of a node; `total_bytes` and `free_bytes` count what sessions may still reserve."""
+
+    uuid: str
+    kind: Literal["host", "cuda"]
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+class GateView(View):
+    """The receiver's token bucket."""
+
+    rate_bytes_per_s: float | None
+    outstanding_bytes: int
+    granted_bytes: int
+    waiting: int
+
+
+class LaneView(View):
+    """One data-plane process."""
+
+    pid: int
+    kind: str
+    port: int
+    migration_id: str | None
+
+
+class NodeView(View):
+    """`GET /v1/node`."""
+
+    name: str
+    incarnation: int
+    version: str
+    url: str
+    boot_id: str
+    devices: tuple[DeviceView, ...]
+    path_gbps: dict[str, float]
+    gate: GateView
+    lanes: tuple[LaneView, ...]
+    executors: tuple[int, ...]
+    keeper: int
+    sessions: int
+    standbys: tuple[StandbyView, ...]
+    migrations: int
+
+
+class PeerNode(View):
+    """A node as the ledger knows it; `alive` as far as the node that was asked has seen it renew its lease."""
+
+    name: str
+    incarnation: int
+    url: str
+    boot_id: str
+    alive: bool
+
+
+class SessionSpec(View):
+    """A validated registration: what `POST /v1/sessions` and `/v1/standbys` carry."""
+
+    manifest: Manifest
+    fingerprint: dict[str, str] = {}
+    id: str | None = None
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The manifest's regions."""
+        return self.manifest.regions
