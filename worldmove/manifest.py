@@ -292,7 +292,7 @@ def _check_region(number: int, region: Region) -> None:
         )
     if region.stride_bytes is not None and not 0 < region.stride_bytes <= max(region.nbytes, 1):
         raise ManifestError(
-            f"{where}.stride_bytes {region.stride_bytes} must lie in 1 to {region.nbytes} (the region's bytes)",
+            f"{where}.stride_bytes {region.stride_bytes} must lie in 1 to {region.nbytes}",
             field=f"{where}.stride_bytes",
         )
     if region.device != "host":

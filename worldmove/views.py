@@ -34,14 +34,14 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all views."""
 
 
-class Ticket(View):
+class Ticket(View, frozen=True, kw_only=True):
     """What one rank needs to fetch its descriptors: once, over the node's Unix socket."""
 
     rank: int
     token: str
 
 
-class Registration(View):
+class Registration(View, frozen=True, kw_only=True):
     """Answer to a registration: a session, a standby, or an attachment."""
 
     id: str
@@ -50,7 +50,7 @@ class Registration(View):
     tickets: tuple[Ticket, ...]
 
 
-class SessionView(View):
+class SessionView(View, frozen=True, kw_only=True):
     """One session as the node that was asked sees it."""
 
     id: str
@@ -70,14 +70,14 @@ class SessionView(View):
     migration_id: str | None = None
 
 
-class SessionPage(View):
+class SessionPage(View, frozen=True, kw_only=True):
     """A page of sessions, ordered by id; `next` is the cursor of the following page."""
 
     sessions: tuple[SessionView, ...]
     next: str | None = None
 
 
-class StandbyView(View):
+class StandbyView(View, frozen=True, kw_only=True):
     """A worker that waits on this node to be handed a session."""
 
     id: str
@@ -86,7 +86,7 @@ class StandbyView(View):
     bytes: int
 
 
-class SessionEvent(View):
+class SessionEvent(View, frozen=True, kw_only=True):
     """One change of ownership, endpoint or state. `seq` grows by one per session and node."""
 
     seq: int
@@ -94,7 +94,7 @@ class SessionEvent(View):
     session: SessionView
 
 
-class RegionDigest(View):
+class RegionDigest(View, frozen=True, kw_only=True):
     """Digest of one region's leaf table (BLAKE2b-256 of its concatenated leaf digests, hex)."""
 
     name: str
@@ -105,7 +105,7 @@ class RegionDigest(View):
     digest: str
 
 
-class DigestView(View):
+class DigestView(View, frozen=True, kw_only=True):
     """The world's digest at one block. `seed` is the XXH3 seed of the session, decimal."""
 
     session_id: str
@@ -118,7 +118,7 @@ class DigestView(View):
     held_ms: float
 
 
-class BoundaryView(View):
+class BoundaryView(View, frozen=True, kw_only=True):
     """Answer to a boundary over REST: generate on, ask again, or stop: the world has moved."""
 
     action: Literal["continue", "wait", "moved", "ended"]
@@ -126,7 +126,7 @@ class BoundaryView(View):
     endpoint: str | None = None
 
 
-class MigrationRequest(View):
+class MigrationRequest(View, frozen=True, kw_only=True):
     """What an operator asks for. `None` stands for the session's or the node's own value."""
 
     session_id: str
@@ -140,7 +140,7 @@ class MigrationRequest(View):
     allow_unattended: bool = False
 
 
-class RoundView(View):
+class RoundView(View, frozen=True, kw_only=True):
     """One round of copying: what the destination asked for, and how long it took to land and be digested."""
 
     number: int
@@ -150,7 +150,7 @@ class RoundView(View):
     ms: float
 
 
-class Damage(View):
+class Damage(View, frozen=True, kw_only=True):
     """A leaf whose bytes at the destination did not match the source's table, and was sent again."""
 
     region: str
@@ -158,7 +158,7 @@ class Damage(View):
     attempts: int
 
 
-class Receipt(View):
+class Receipt(View, frozen=True, kw_only=True):
     """The permanent record of a move that got as far as copying or further."""
 
     migration_id: str
@@ -189,7 +189,7 @@ class Receipt(View):
     reason: str | None = None
 
 
-class MigrationView(View):
+class MigrationView(View, frozen=True, kw_only=True):
     """A move in progress or ended."""
 
     id: str
@@ -209,14 +209,14 @@ class MigrationView(View):
     receipt: Receipt | None = None
 
 
-class MigrationPage(View):
+class MigrationPage(View, frozen=True, kw_only=True):
     """Moves that this node knows, newest first."""
 
     migrations: tuple[MigrationView, ...]
     next: str | None = None
 
 
-class DryRun(View):
+class DryRun(View, frozen=True, kw_only=True):
     """Would the move be taken on now? `required` and `available` hold every term that was looked at."""
 
     admissible: bool
@@ -226,7 +226,7 @@ class DryRun(View):
     available: dict[str, float] = {}
 
 
-class DeviceView(View):
+class DeviceView(View, frozen=True, kw_only=True):
     """One device of a node; `total_bytes` and `free_bytes` count what sessions may still reserve."""
 
     uuid: str
@@ -236,7 +236,7 @@ class DeviceView(View):
     free_bytes: int
 
 
-class GateView(View):
+class GateView(View, frozen=True, kw_only=True):
     """The receiver's token bucket."""
 
     rate_bytes_per_s: float | None
@@ -245,7 +245,7 @@ class GateView(View):
     waiting: int
 
 
-class LaneView(View):
+class LaneView(View, frozen=True, kw_only=True):
     """One data-plane process."""
 
     pid: int
@@ -254,7 +254,7 @@ class LaneView(View):
     migration_id: str | None
 
 
-class NodeView(View):
+class NodeView(View, frozen=True, kw_only=True):
     """`GET /v1/node`."""
 
     name: str
@@ -273,8 +273,8 @@ class NodeView(View):
     migrations: int
 
 
-class PeerNode(View):
-    """A node as the ledger knows it; `alive` as far as the node that was asked has seen it renew its lease."""
+class PeerNode(View, frozen=True, kw_only=True):
+    """A node as the ledger knows it; `alive` as far as the asked node has seen its lease renewed."""
 
     name: str
     incarnation: int
@@ -283,7 +283,7 @@ class PeerNode(View):
     alive: bool
 
 
-class SessionSpec(View):
+class SessionSpec(View, frozen=True, kw_only=True):
     """A validated registration: what `POST /v1/sessions` and `/v1/standbys` carry."""
 
     manifest: Manifest
