@@ -1,0 +1,290 @@
+"""The table of a node's options: name, parser, what is allowed, help.
+
+Command line, environment and file all go through these parsers, so that a value means the same, and is
+refused in the same words, wherever it stands.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+from urllib.parse import urlsplit
+
+ENV_PREFIX = "WORLDMOVE_"
+MAX_SOCKET_PATH = 107
+"""Longest path that the kernel takes for a Unix socket, in bytes (sun_path less its final zero)."""
+SOCKET_NAME = "node.sock"
+
+PathChoice = Literal["auto", "local", "staged"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["json", "console"]
+
+_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_BYTES = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)(/s)?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class HttpAddress(NamedTuple):
+    """Where the node listens; port 0 lets the kernel choose, and the chosen one is advertised."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+DEFAULT_HTTP = HttpAddress("127.0.0.1", 8001)
+
+
+class Option(NamedTuple):
+    """One row of the table: `parse` turns text into the value, or raises ValueError."""
+
+    name: str
+    parse: Callable[[str], Any]
+    allowed: str
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """As it stands on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        """As it stands in the environment."""
+        return ENV_PREFIX + self.name.upper()
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of a line rate: `10Gbit`, `500 Mbit/s` (powers of 1000, as networks count).
+
+    Raises:
+        ValueError: no number, no unit, or 0.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _BITS:
+        raise ValueError(text)
+    return _positive(float(match[1]) * _BITS[match[2].lower()] / 8)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `4GB` (powers of 1000), `4GiB` (powers of 1024) or `4096`.
+
+    Raises:
+        ValueError: no number, an unknown unit, or less than one byte.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[3] or match[2].lower() not in _BYTES:
+        raise ValueError(text)
+    whole = int(float(match[1]) * _BYTES[match[2].lower()]) if "." in match[1] else None
+    return int(_positive(int(match[1]) * _BYTES[match[2].lower()] if whole is None else whole))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this host's loopback: an address of it, or the name `localhost`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _positive(value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(value)
+    return value
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _name(text: str) -> str:
+    if _NAME.fullmatch(text) is None:
+        raise ValueError(text)
+    return text
+
+
+def _http(text: str) -> HttpAddress:
+    host, colon, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not bare or (":" in bare and host == bare) or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(text)
+    return HttpAddress(bare, int(port))
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+        raise ValueError(text)
+    if parts.username or parts.query or parts.fragment:
+        raise ValueError(text)
+    return text.rstrip("/")
+
+
+def _ledger(text: str) -> str:
+    parts = urlsplit(text)
+    sqlite = parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1
+    if not sqlite and not (parts.scheme == "etcd" and parts.hostname):
+        raise ValueError(text)
+    return text
+
+
+def _directory(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not text or len(os.fsencode(path / SOCKET_NAME)) > MAX_SOCKET_PATH:
+        raise ValueError(text)
+    return path
+
+
+def _file(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not path.is_file():
+        raise ValueError(text)
+    return path
+
+
+def _faults(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9,:=.@-]{0,256}", text):
+        raise ValueError(text)
+    return text
+
+
+_MS = "milliseconds, 1 to 86400000"
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "name",
+        _name,
+        "1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit",
+        "Stable name of this node. Required.",
+    ),
+    Option(
+        "http",
+        _http,
+        "HOST:PORT or [IPv6]:PORT",
+        "Where REST and peers are served; port 0: the kernel picks.",
+    ),
+    Option(
+        "advertise",
+        _url,
+        "http(s)://HOST[:PORT] without a path",
+        "URL under which other nodes reach this one. Default: the bound address.",
+    ),
+    Option(
+        "ledger",
+        _ledger,
+        "sqlite:///RELATIVE, sqlite:////ABSOLUTE or etcd://HOST:PORT",
+        "The record of who owns which session; nodes of one fleet share it. "
+        "Default: worldmove/ledger.db in the user's state folder.",
+    ),
+    Option(
+        "run_dir",
+        _directory,
+        f"a folder whose path and /{SOCKET_NAME} together have at most {MAX_SOCKET_PATH} bytes",
+        "Folder (mode 0700) of the Unix sockets. Default: worldmove/NAME in $XDG_RUNTIME_DIR, "
+        "else worldmove-UID/NAME in the folder for temporary files.",
+    ),
+    Option(
+        "token_file",
+        _file,
+        "a TOML file with lists of tokens under operator, worker and peer",
+        "Bearer tokens by role, read again when it changes. Without it only loopback is served.",
+    ),
+    Option(
+        "gate_rate",
+        parse_rate,
+        "a rate such as 10Gbit or 500Mbit",
+        "Bytes this node lets in for all moves together. Default: no limit.",
+    ),
+    Option(
+        "min_gbps",
+        _number(0, 100_000),
+        "Gbit/s, 0 to 100000",
+        "A path that measures slower is refused instead of being slow without a word. 0: no floor.",
+    ),
+    Option(
+        "path",
+        _one_of(get_args(PathChoice)),
+        "auto, local or staged",
+        "How bytes travel: local (one host, descriptors), staged (TCP lanes), or the best there is.",
+    ),
+    Option("lanes", _integer(1, 16), "1 to 16", "Data-plane processes per move."),
+    Option(
+        "executors",
+        _integer(1, 64),
+        "1 to 64",
+        "Processes that digest and copy host memory. Default: half the cores, 1 to 4.",
+    ),
+    Option(
+        "memory_limit",
+        parse_size,
+        "a size such as 4GB, 4GiB or 4096",
+        "Most bytes that arenas of this node hold together. Default: what the machine has.",
+    ),
+    Option(
+        "deadline_ms",
+        _number(1, 86_400_000),
+        _MS,
+        "Deadline of a move that names none, from request to commit.",
+    ),
+    Option(
+        "peer_timeout_ms", _number(1, 86_400_000), _MS, "How long the other node may stay silent in a move."
+    ),
+    Option("stall_ms", _number(1, 86_400_000), _MS, "How long a lane may carry no byte while some are due."),
+    Option(
+        "max_rounds", _integer(1, 64), "1 to 64", "Most rounds of live copying before the world is paused."
+    ),
+    Option(
+        "faults",
+        _faults,
+        "a comma list of fault names",
+        "For tests: makes the named things go wrong. Refused on anything but loopback.",
+    ),
+    Option("log_level", _one_of(get_args(LogLevel)), "debug, info, warning or error", "Least level logged."),
+    Option("log_format", _one_of(get_args(LogFormat)), "json or console", "Shape of the log on stderr."),
+)
