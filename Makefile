@@ -1,0 +1,64 @@
+# Everything runs in .venv; `make setup` makes it, and every other target calls for it first.
+# `make setup PYTHON=/path/to/python3` chooses the interpreter (3.11 or newer).
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+EXTRAS ?= host,dev
+
+# Options of single targets: `make demo ARGS="--moves 8"`, `make test ARGS="-k ledger"`.
+ARGS ?=
+SOAK_MOVES ?= 100
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format soak bench doctor pins image clean
+
+help: ## what there is to make
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
+		printf '  make %-8s %s\n' "$$name" "$$what"; done
+
+setup: $(READY) ## make .venv and install WorldMove in it; does nothing when that is up to date
+
+# The build backend is installed first and pinned like the rest: no isolated build fetches another one.
+$(READY): pyproject.toml constraints.txt
+	@python="$$(PYTHON='$(PYTHON)' sh tools/bootstrap.sh)" && \
+		{ $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--no-build-isolation --editable '.[$(EXTRAS)]'
+	@touch $(READY)
+
+demo: setup ## two nodes, one living world: watch it move there and back, bit for bit
+	$(BIN)/worldmove demo $(ARGS)
+
+test: setup ## the whole suite; the last lines say how many tests were skipped
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## ruff (rules and format) and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+soak: setup ## the demo with SOAK_MOVES moves (100 unless told otherwise)
+	$(BIN)/worldmove demo --moves $(SOAK_MOVES) --state-mb 64 $(ARGS)
+
+bench: setup ## every figure of docs/benchmarks.md, measured on this machine
+	$(BIN)/worldmove bench boundary
+	$(BIN)/worldmove bench digest
+	$(BIN)/worldmove bench path
+
+doctor: setup ## what this machine can do, and what is in the way
+	$(BIN)/worldmove doctor
+
+pins: setup ## resolve the dependencies afresh and write constraints.txt
+	$(BIN)/python tools/pins.py
+
+image: ## the container image
+	docker build --tag worldmove .
+
+clean: ## remove .venv and every cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out
