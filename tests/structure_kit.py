@@ -1,0 +1,122 @@
+"""Reads the project's own sources: files, imports, public names. Used by test_structure and test_docs."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ORDER = (
+    "errors",
+    "options",
+    "config",
+    "manifest",
+    "fingerprint",
+    "views",
+    "ipc",
+    "kernels",
+    "digest",
+    "delta",
+    "messages",
+    "protocol",
+    "rounds",
+    "machine",
+    "admission",
+    "gate",
+    "ledger",
+    "memory",
+    "executor",
+    "transport",
+    "page",
+    "sdk",
+    "worker",
+    "hosting",
+    "paths",
+    "source",
+    "destination",
+    "node",
+    "client",
+    "doctor",
+    "bench",
+    "demo",
+    "cli",
+)
+"""The parts of `worldmove/`, lowest first: a part imports only parts that stand before it."""
+
+
+def sources(folder: str) -> list[Path]:
+    """Every Python file below `folder`, relative to the root."""
+    return sorted(path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py"))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """The parsed source."""
+    return ast.parse((ROOT / path).read_text(), filename=str(path))
+
+
+def module_name(path: Path) -> str:
+    """`worldmove/ledger/sqlite.py` is `worldmove.ledger.sqlite`; a package stands for its `__init__`."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that the file names in an import, wherever in it, as absolute dotted names."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise AssertionError(f"{path}:{node.lineno}: a relative import")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def internal_modules() -> dict[str, Path]:
+    """Dotted name to file of everything in `worldmove` and `api`."""
+    return {module_name(path): path for folder in ("worldmove", "api") for path in sources(folder)}
+
+
+def part(module: str) -> str | None:
+    """`worldmove.ledger.sqlite` belongs to `ledger`; the package itself and foreign modules to nothing."""
+    pieces = module.split(".")
+    return pieces[1] if pieces[0] == "worldmove" and len(pieces) > 1 else None
+
+
+def undocumented(path: Path) -> list[str]:
+    """Public modules, classes, functions and methods of a file that have no docstring."""
+    missing = [] if ast.get_docstring(tree(path)) else [f"{path}: module"]
+    if path.name == "__init__.py" and not (ROOT / path).read_text().strip():
+        return []
+
+    def visit(node: ast.Module | ast.ClassDef, prefix: str) -> None:
+        for child in node.body:
+            if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if child.name.startswith("_") or _overload(child):
+                continue
+            if not ast.get_docstring(child):
+                missing.append(f"{path}:{child.lineno}: {prefix}{child.name}")
+            if isinstance(child, ast.ClassDef):
+                visit(child, f"{prefix}{child.name}.")
+
+    visit(tree(path), "")
+    return missing
+
+
+def _overload(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    names = {ast.unparse(decorator).split(".")[-1] for decorator in node.decorator_list}
+    return bool(names & {"overload", "override", "setter"})
+
+
+def texts() -> list[Path]:
+    """Every text file that belongs to the project, relative to the root."""
+    folders = ("worldmove", "api", "tests", "tools", "docs", "deploy", ".ci")
+    suffixes = {".py", ".md", ".toml", ".sh", ".txt", ".json", ".jsonl", ".h", ".c", ".yaml", ".yml", ""}
+    inside = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    top = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
+    return sorted(path.relative_to(ROOT) for path in inside + top if path.suffix in suffixes)
