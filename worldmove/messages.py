@@ -1,0 +1,237 @@
+"""What two nodes say to each other during one move, over one WebSocket.
+
+A binary message is one version byte and a msgpack map with the field `t` (the type's name). Sizes are
+bounded before anything is decoded; unknown types, fields of a wrong type and other versions are
+refused. Leaf tables travel here in parts (16 bytes a leaf), the bytes of regions never do.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from worldmove.errors import FramingError
+from worldmove.manifest import DIGEST_BYTES, MAX_HOST_STATE, MAX_RANKS, MAX_SESSION_BYTES, MIN_LEAF, Manifest
+from worldmove.views import PathChoice
+
+VERSION = 1
+MAX_MESSAGE = 8 * 1024 * 1024
+MAX_PART_LEAVES = 32 * 1024
+MAX_LEAVES = MAX_SESSION_BYTES // MIN_LEAF
+MAX_LANES = 64
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+Secret = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Count = Annotated[int, Meta(ge=0, le=MAX_SESSION_BYTES)]
+RoundNumber = Annotated[int, Meta(ge=1, le=1000)]
+HostState = Annotated[bytes, Meta(max_length=MAX_HOST_STATE)]
+RootHex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=True, forbid_unknown_fields=True):
+    """Base of all messages between nodes."""
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """Source → destination: may this session come? With `dry_run` only the verdict is wanted."""
+
+    move_id: Name
+    session_id: Name
+    source: Name
+    source_incarnation: Count
+    boot_id: Name
+    epoch: Count
+    seed: Annotated[int, Meta(ge=0)]
+    manifest: Manifest
+    fingerprint: dict[str, str]
+    live: bool
+    path: PathChoice
+    horizon_ms: float
+    deadline_ms: float
+    allow_unattended: bool = False
+    dry_run: bool = False
+
+
+class Admitted(Message, frozen=True, kw_only=True):
+    """Destination → source: memory is reserved and a standby bound; `path` is how the bytes will come."""
+
+    incarnation: Count
+    path: Name
+    lanes: Annotated[int, Meta(ge=0, le=MAX_LANES)]
+    available: dict[str, float] = {}
+
+
+class Rejected(Message, frozen=True, kw_only=True):
+    """Destination → source: no, and why; nothing has changed."""
+
+    code: Name
+    message: Text
+    details: dict[str, Any] = {}
+
+
+class LaneOffer(msgspec.Struct, frozen=True):
+    """Where one source lane listens, and the one-time token that it expects."""
+
+    host: Name
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    token: Secret
+
+
+class Begin(Message, frozen=True, kw_only=True):
+    """Source → destination: the record says `moving`; here is the way to the bytes.
+
+    Either `lanes`, or (both nodes on one host) a Unix socket with a one-time token for descriptors.
+    """
+
+    lanes: Annotated[tuple[LaneOffer, ...], Meta(max_length=MAX_LANES)] = ()
+    socket: Text | None = None
+    token: Secret | None = None
+
+
+class Prepared(Message, frozen=True, kw_only=True):
+    """Destination → source: the path is open and the standby has the memory mapped."""
+
+
+class Round(Message, frozen=True, kw_only=True):
+    """Source → destination: a round begins. A final round is of a paused world.
+
+    With `table` false no table follows: the destination takes all leaves that it does not know.
+    """
+
+    number: RoundNumber
+    final: bool
+    table: bool
+
+
+class TablePart(Message, frozen=True, kw_only=True):
+    """Source → destination: leaf digests from leaf index `first` on, as they are now."""
+
+    number: RoundNumber
+    first: Annotated[int, Meta(ge=0, le=MAX_LEAVES)]
+    digests: Annotated[bytes, Meta(max_length=MAX_PART_LEAVES * DIGEST_BYTES)]
+
+
+class TableEnd(Message, frozen=True, kw_only=True):
+    """Source → destination: the round's table is complete."""
+
+    number: RoundNumber
+
+
+class Landed(Message, frozen=True, kw_only=True):
+    """Destination → source: everything that a live round asked for lies in memory and was read back."""
+
+    number: RoundNumber
+    leaves: Count
+    bytes: Count
+    ms: float
+
+
+class Sealed(Message, frozen=True, kw_only=True):
+    """Source → destination: the paused world's block, its host state by rank, and its root."""
+
+    block: Count
+    host_states: Annotated[tuple[HostState, ...], Meta(max_length=MAX_RANKS)]
+    root: RootHex
+
+
+class DamagedLeaf(msgspec.Struct, frozen=True):
+    """A leaf that had to be sent again, and how often."""
+
+    region: str
+    leaf: int
+    attempts: int
+
+
+class Verified(Message, frozen=True, kw_only=True):
+    """Destination → source: what lies in memory here has this root; what the final round took."""
+
+    root: RootHex
+    leaves: Count
+    bytes: Count
+    kept_bytes: Count
+    ms: float
+    damaged: Annotated[tuple[DamagedLeaf, ...], Meta(max_length=10_000)] = ()
+
+
+class Committed(Message, frozen=True, kw_only=True):
+    """Destination → source: the record names the destination as owner."""
+
+    epoch: Count
+    commit_ms: float
+
+
+class Adopted(Message, frozen=True, kw_only=True):
+    """Destination → source: the record says `adopted` and the standby may generate."""
+
+    epoch: Count
+    resume_ms: float
+    endpoint: Text | None = None
+
+
+class Released(Message, frozen=True, kw_only=True):
+    """Source → destination: the source's worker knows and its memory is gone."""
+
+
+class Abort(Message, frozen=True, kw_only=True):
+    """Either way: this side has given the move up; the record decides what that means."""
+
+    code: Name
+    message: Text
+
+
+PeerMessage = (
+    Hello
+    | Admitted
+    | Rejected
+    | Begin
+    | Prepared
+    | Round
+    | TablePart
+    | TableEnd
+    | Landed
+    | Sealed
+    | Verified
+    | Committed
+    | Adopted
+    | Released
+    | Abort
+)
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(PeerMessage)
+
+
+def encode(message: Message) -> bytes:
+    """Version byte and msgpack body.
+
+    Raises:
+        FramingError: the message is larger than `MAX_MESSAGE` bytes.
+    """
+    data = bytes([VERSION]) + _ENCODER.encode(message)
+    if len(data) > MAX_MESSAGE:
+        raise FramingError(f"message of {len(data)} bytes; at most {MAX_MESSAGE} are allowed")
+    return data
+
+
+def decode(data: bytes) -> PeerMessage:
+    """The message in `data`.
+
+    Raises:
+        FramingError: too long, another version, an unknown type, or a field of a wrong type or size.
+    """
+    if not 2 <= len(data) <= MAX_MESSAGE:
+        raise FramingError(f"message of {len(data)} bytes; 2 to {MAX_MESSAGE} are allowed")
+    if data[0] != VERSION:
+        raise FramingError(f"message has version {data[0]}; this node speaks {VERSION}")
+    try:
+        message = _DECODER.decode(memoryview(data)[1:])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise FramingError(f"message could not be decoded: {error}") from error
+    if isinstance(message, TablePart) and len(message.digests) % DIGEST_BYTES:
+        raise FramingError(
+            f"digests has {len(message.digests)} bytes; a multiple of {DIGEST_BYTES} is allowed"
+        )
+    return message

@@ -1,0 +1,1 @@
+"""The rules of a move: pure functions from facts and an event to the next step."""

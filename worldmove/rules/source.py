@@ -1,0 +1,137 @@
+"""The source's answers: it leads, pauses its world, and obeys the record."""
+
+from __future__ import annotations
+
+from worldmove import messages as m
+from worldmove import protocol as p
+from worldmove.protocol import Action, State
+from worldmove.rounds import Taken
+from worldmove.rules.common import Facts, Step, note_reason, replace, require
+
+
+def _begin_round(facts: Facts, *, final: bool, table: bool) -> tuple[Facts, tuple[Action, ...]]:
+    number = facts.round + 1
+    opened: tuple[Action, ...] = (p.Send(message=m.Round(number=number, final=final, table=table)),)
+    if table:
+        opened += (p.ReadTable(number=number, final=final),)
+    else:
+        opened += (p.Send(message=m.TableEnd(number=number)),)
+    return replace(facts, round=number, round_open=True, table_expected=table), opened
+
+
+def start(facts: Facts, event: p.Start) -> Step:
+    """Says hello."""
+    return Step(State.REQUESTED, replace(facts, live=event.hello.live), (p.Send(message=event.hello),))
+
+
+def admitted(facts: Facts, event: m.Admitted) -> Step:
+    """The destination takes the session: the record must say `moving` before anything else."""
+    return Step(State.ADMITTED, replace(facts, path=event.path, lanes=event.lanes), (p.BeginRecord(),))
+
+
+def recorded(facts: Facts, _event: p.RecordBegun) -> Step:
+    """The ledger has answered during this move: open the way to the bytes."""
+    return Step(State.ADMITTED, facts, (p.OfferPath(path=facts.path, lanes=facts.lanes),))
+
+
+def rejected(facts: Facts, event: m.Rejected) -> Step:
+    """Nothing has changed on either side."""
+    facts = replace(facts, code=event.code, message=event.message)
+    return Step(State.REJECTED, facts, (p.Finish(code=event.code, message=event.message),))
+
+
+def offer(facts: Facts, event: p.PathOffered) -> Step:
+    """Tells where lanes listen or descriptors wait."""
+    return Step(State.ADMITTED, facts, (p.Send(message=event.begin),))
+
+
+def prepared(facts: Facts, _event: m.Prepared) -> Step:
+    """The driver notes the time before the first byte moves."""
+    return Step(State.PREPARED, facts, (p.NotePrepared(),))
+
+
+def go(facts: Facts, _event: p.PreparedHere) -> Step:
+    """A live move copies first; the others pause at once."""
+    if not facts.live:
+        return Step(State.PAUSING, facts, (p.PauseWorld(),))
+    facts, actions = _begin_round(facts, final=False, table=False)
+    return Step(State.COPYING, facts, actions)
+
+
+def table_live(facts: Facts, event: p.TableDone) -> Step:
+    """A live round's table is complete."""
+    require(event.number == facts.round, f"round {event.number} is not the open round {facts.round}")
+    return Step(State.COPYING, facts, (p.Send(message=m.TableEnd(number=event.number)),))
+
+
+def landed(facts: Facts, event: m.Landed) -> Step:
+    """One more live round, or the pause, as the policy says."""
+    require(event.number == facts.round and facts.round_open, f"round {event.number} is not open")
+    rounds = (*facts.rounds, Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms))
+    facts = replace(facts, rounds=rounds, round_open=False)
+    if facts.policy.another(rounds):
+        facts, actions = _begin_round(facts, final=False, table=True)
+        return Step(State.COPYING, facts, actions)
+    return Step(State.PAUSING, facts, (p.PauseWorld(),))
+
+
+def paused(facts: Facts, _event: p.WorldPaused) -> Step:
+    """The world stands still: the last round, with its table."""
+    facts, actions = _begin_round(facts, final=True, table=True)
+    return Step(State.FINISHING, facts, actions)
+
+
+def table_final(facts: Facts, event: p.TableDone) -> Step:
+    """The paused world's table is complete: its root can be computed."""
+    require(event.number == facts.round, f"round {event.number} is not the open round {facts.round}")
+    return Step(State.FINISHING, facts, (p.Send(message=m.TableEnd(number=event.number)), p.SealWorld()))
+
+
+def sealed(facts: Facts, event: p.WorldSealed) -> Step:
+    """The destination gets what it must arrive at."""
+    return Step(State.VERIFYING, replace(facts, sealed=event.sealed), (p.Send(message=event.sealed),))
+
+
+def verified(facts: Facts, event: m.Verified) -> Step:
+    """The destination holds the same root; a claim of another one is a contradiction."""
+    sealed = facts.sealed
+    require(sealed is not None and event.root == sealed.root, "the destination verified another root")
+    taken = Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms)
+    facts = replace(facts, rounds=(*facts.rounds, taken), round_open=False, complete=True)
+    return Step(State.VERIFYING, facts)
+
+
+def committed(facts: Facts, _event: m.Committed) -> Step:
+    """From here on only the destination, or a reclaim, decides."""
+    require(facts.complete, "a commit without a verification")
+    return Step(State.COMMITTED, facts)
+
+
+def adopted(facts: Facts, event: m.Adopted) -> Step:
+    """The destination generates: the worker learns it, the memory goes."""
+    return Step(State.ADOPTED, facts, (p.ReleaseWorld(endpoint=event.endpoint),))
+
+
+def released(facts: Facts, _event: p.WorldReleased) -> Step:
+    """The end of a move that went well."""
+    return Step(State.RELEASED, facts, (p.Send(message=m.Released()), p.Finish()))
+
+
+def doubts(facts: Facts, event: p.Failed | p.PeerLost | m.Abort) -> Step:
+    """Committed, but the peer is silent: it gets its time to adopt, then the world is reclaimed."""
+    return Step(State.RECLAIMING, note_reason(facts, event), (p.AwaitAdoption(),))
+
+
+def settled(facts: Facts, event: p.RecordSettled) -> Step:
+    """Obeys the record after giving up."""
+    if event.outcome == "committed":
+        return Step(State.RECLAIMING, facts, (p.AwaitAdoption(),))
+    if event.outcome == "adopted":
+        return Step(State.ADOPTED, facts, (p.ReleaseWorld(endpoint=None),))
+    return Step(State.ABORTED, facts, (p.ResumeWorld(), p.Finish(code=facts.code, message=facts.message)))
+
+
+def reclaimed(facts: Facts, event: p.RecordSettled) -> Step:
+    """Obeys the record after waiting for an adoption."""
+    require(event.outcome in ("reclaimed", "adopted"), f"{event.outcome} does not answer a reclaim")
+    return settled(facts, event)
