@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import fcntl
 import mmap
 import os
 import socket
@@ -275,6 +276,30 @@ class SyncChannel(Generic[M]):
     def close(self) -> None:
         """Closes this side."""
         self._sock.close()
+
+
+def sealed_memfd(name: str, nbytes: int) -> int:
+    """A memory file of `nbytes` (1 or more) whose size nobody can change any more.
+
+    A holder that shrank it would kill all others with SIGBUS. The size is promised, not reserved:
+    pages appear as they are touched (`memory.arena.create_arena` reserves them).
+
+    Raises:
+        TransportError: the size is not positive, or the system refuses.
+    """
+    if nbytes <= 0:
+        raise TransportError(f"a memory file of {nbytes} bytes; 1 or more are allowed")
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise TransportError(f"memfd_create: {error}") from error
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError as error:
+        os.close(fd)
+        raise TransportError(f"a memory file of {nbytes} bytes: {error}") from error
+    return fd
 
 
 def map_shared(fd: int, nbytes: int, *, writable: bool = True, populate: bool = False) -> mmap.mmap:
