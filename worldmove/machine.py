@@ -3,7 +3,8 @@
 How to read it. A move has two machines, one on each node, with the same states. `Facts` is all that a
 machine remembers beside its state. A *rule* is a pure function `(facts, event) -> Step`
 (`worldmove/rules/`), and the two tables at the end of this file say which rule answers which event in
-which state. There is nothing else: an event that has no row is illegal, raises `ProtocolError` with the history, and changes nothing.
+which state. There is nothing else: an event that has no row is illegal, raises `ProtocolError` with the
+history, and changes nothing.
 
     requested ─► admitted ─► prepared ─► copying ─► pausing ─► finishing ─► verifying
         └► rejected                                                              │

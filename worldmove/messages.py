@@ -36,7 +36,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=True
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """Source → destination: may this session come? With `dry_run` only the verdict is wanted."""
+    """Source → destination: may this session come? With `dry_run` only the verdict is wanted.
+
+    `boot_id` and `socket` (a Unix socket for descriptors) tell whether both nodes are on one host.
+    """
 
     move_id: Name
     session_id: Name
@@ -49,6 +52,7 @@ class Hello(Message, frozen=True, kw_only=True):
     fingerprint: dict[str, str]
     live: bool
     path: PathChoice
+    socket: Text | None = None
     horizon_ms: float
     deadline_ms: float
     allow_unattended: bool = False

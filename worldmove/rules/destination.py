@@ -79,17 +79,17 @@ def complete(facts: Facts, event: p.RoundComplete) -> Step:
     """The final round lies in memory; verification also needs the seal."""
     taken = Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms)
     facts = replace(facts, rounds=(*facts.rounds, taken), round_open=False, complete=True)
-    return both(facts)
+    return _both(facts)
 
 
 def sealed(facts: Facts, event: m.Sealed) -> Step:
     """What the destination must arrive at; verification also needs the round."""
     require(facts.sealed is None, "sealed twice")
     require(not facts.table_expected, "sealed before the table ended")
-    return both(replace(facts, sealed=event))
+    return _both(replace(facts, sealed=event))
 
 
-def both(facts: Facts) -> Step:
+def _both(facts: Facts) -> Step:
     if facts.sealed is None or not facts.complete:
         return Step(State.FINISHING, facts)
     return Step(State.VERIFYING, facts, (p.Verify(sealed=facts.sealed),))

@@ -1,0 +1,149 @@
+"""Descriptors from node to node on one host: the door of the *local* path.
+
+The source leaves its extents' descriptors behind a one-time token; the destination connects to the
+source's Unix socket, shows the token that the control channel brought, and gets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, UnauthorizedError
+from worldmove.ipc import MAX_FDS, Channel, close_all
+from worldmove.tasks import Tasks
+
+
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """Destination → source: hand me what belongs to this token."""
+
+    token: bytes
+
+
+class Handed(msgspec.Struct, frozen=True, tag=True):
+    """Source → destination: the descriptors, in the order of the extents; `more` packets follow."""
+
+    count: int
+    more: bool
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Source → destination: unknown or used token."""
+
+
+class DescriptorDoor:
+    """Listens at `path`; hands descriptors to processes of the same user that show a token, once."""
+
+    def __init__(self, path: Path, timeout_ms: int) -> None:
+        self.path = path
+        self._timeout = timeout_ms / 1000
+        self._offers: dict[bytes, tuple[int, ...]] = {}
+        self._socket: socket.socket | None = None
+        self._tasks = Tasks(lambda _error: None)
+
+    def offer(self, token: bytes, fds: Sequence[int]) -> None:
+        """Keeps `fds` (which stay open on this side) for whoever shows `token`."""
+        self._offers[token] = tuple(fds)
+
+    def withdraw(self, token: bytes) -> None:
+        """Forgets an offer; nothing happens if it was taken."""
+        self._offers.pop(token, None)
+
+    async def start(self) -> None:
+        """Binds the socket with mode 0600, over whatever a dead predecessor left at the path."""
+        self.path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.setblocking(False)
+        listener.bind(str(self.path))
+        self.path.chmod(0o600)
+        listener.listen(16)
+        self._socket = listener
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._socket is not None:
+                accepted, _ = self._socket.accept()
+                self._tasks.spawn(self._serve(Channel(accepted, Fetch)))
+
+    async def _serve(self, channel: Channel[Fetch]) -> None:
+        try:
+            _pid, uid, _gid = channel.peer_credentials()
+            async with asyncio.timeout(self._timeout):
+                fetch, stray = await channel.receive()
+                close_all(stray)
+                fds = self._take(fetch.token) if uid == os.getuid() else None
+                if fds is None:
+                    await channel.send(Refused())
+                    return
+                for start in range(0, max(len(fds), 1), MAX_FDS):
+                    some = fds[start : start + MAX_FDS]
+                    await channel.send(Handed(len(some), start + MAX_FDS < len(fds)), some)
+        finally:
+            channel.close()
+
+    def _take(self, token: bytes) -> tuple[int, ...] | None:
+        found = [known for known in self._offers if hmac.compare_digest(known, token)]
+        return self._offers.pop(found[0]) if found else None
+
+    async def close(self) -> None:
+        """Stops listening and removes the socket's file."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+            self.path.unlink(missing_ok=True)
+        await self._tasks.cancel()
+
+
+async def fetch(path: str, token: bytes, count: int, timeout_ms: int) -> list[int]:
+    """Fetches `count` descriptors; they belong to the caller.
+
+    Raises:
+        UnauthorizedError: the token is unknown there, or was used.
+        ConnectionLostError: nobody listens at `path`.
+        FramingError: another number of descriptors came than the manifest needs.
+        DeadlineError: no answer within `timeout_ms`.
+    """
+    channel: Channel[Handed | Refused] = Channel(_connect(path), Handed | Refused)
+    fds: list[int] = []
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await channel.send(Fetch(token))
+            more = True
+            while more:
+                answer, some = await channel.receive()
+                fds += some
+                if isinstance(answer, Refused):
+                    raise UnauthorizedError("the token for descriptors is unknown or was used")
+                more = answer.more
+        if len(fds) != count:
+            raise FramingError(f"{len(fds)} descriptors came, the manifest needs {count}")
+    except TimeoutError as error:
+        close_all(fds)
+        raise DeadlineError(f"no descriptors from {path} within {timeout_ms} ms") from error
+    except BaseException:
+        close_all(fds)
+        raise
+    else:
+        return fds
+    finally:
+        channel.close()
+
+
+def _connect(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.setblocking(False)
+    try:
+        sock.connect(path)
+    except OSError as error:
+        sock.close()
+        raise ConnectionLostError(f"cannot connect to {path}: {error}") from error
+    return sock
