@@ -1,0 +1,229 @@
+"""Leaf tables, and the root that sums up a whole world. The formats are laid down in docs/format.md."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from worldmove.errors import ValidationError
+from worldmove.ipc import map_shared, sealed_memfd
+from worldmove.manifest import DIGEST_BYTES, Region
+
+ROOT_MAGIC = b"WMROOT"
+ROOT_VERSION = 1
+HASH_BYTES = 32
+MAX_U64 = 2**64 - 1
+
+Leaves = npt.NDArray[np.int64]
+
+
+def new_seed() -> int:
+    """A random XXH3 seed for a session, so that nobody can prepare colliding leaves; 0 to 2**64 - 1."""
+    return secrets.randbits(64)
+
+
+class LeafTable:
+    """The digests of all leaves of one manifest, in shared memory, so that executors write into it.
+
+    Entry i is the 16-byte canonical XXH3-128 of leaf i (index of `LeafMap`). Which entries are
+    *known* is kept in this process only: whoever lets an executor digest calls `learn` for the parts done.
+
+    Args:
+        count: number of leaves; 0 is allowed.
+
+    Attributes:
+        count: number of leaves.
+        fd: the memory's descriptor, owned by the table.
+        nbytes: size of that memory, at least 16.
+        rows: uint64[count, 2], the digests as two words each, only good for comparing.
+        known: bool[count].
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.nbytes = max(count, 1) * DIGEST_BYTES
+        self.fd = sealed_memfd("worldmove-leaves", self.nbytes)
+        try:
+            self._map: mmap.mmap = map_shared(self.fd, self.nbytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.rows: npt.NDArray[np.uint64] = np.frombuffer(self._map, dtype=np.uint64).reshape(-1, 2)[:count]
+        self.known: npt.NDArray[np.bool_] = np.zeros(count, dtype=np.bool_)
+
+    def slice(self, first: int, count: int) -> bytes:
+        """The digests of `count` leaves from `first`, 16 bytes each.
+
+        Raises:
+            ValidationError: they lie outside the table.
+        """
+        self._check(first, count)
+        return bytes(memoryview(self._map)[first * DIGEST_BYTES : (first + count) * DIGEST_BYTES])
+
+    def store(self, first: int, digests: bytes) -> None:
+        """Writes digests that another node computed from leaf `first` on, and marks them known.
+
+        Raises:
+            ValidationError: they lie outside the table, or are no whole number of digests.
+        """
+        count, rest = divmod(len(digests), DIGEST_BYTES)
+        if rest:
+            raise ValidationError(
+                f"{len(digests)} bytes are no whole number of {DIGEST_BYTES}-byte digests", field="digests"
+            )
+        self._check(first, count)
+        self._map[first * DIGEST_BYTES : first * DIGEST_BYTES + len(digests)] = digests
+        self.learn(first, count)
+
+    def learn(self, first: int, count: int) -> None:
+        """Marks entries as known, after they were written.
+
+        Raises:
+            ValidationError: they lie outside the table.
+        """
+        self._check(first, count)
+        self.known[first : first + count] = True
+
+    def forget(self, leaves: Leaves | None = None) -> None:
+        """Marks the given leaves (all, without an argument) as not known."""
+        self.known[slice(None) if leaves is None else leaves] = False
+
+    def differing(self, other: LeafTable, first: int = 0, count: int | None = None) -> Leaves:
+        """Leaves that the two tables don't prove equal: different, or unknown to one of them.
+
+        Args:
+            other: a table of as many leaves.
+            first: where to begin.
+            count: how many leaves to look at; `None`: all from `first` on.
+
+        Returns:
+            int64, ascending leaf indices.
+
+        Raises:
+            ValidationError: the tables have different sizes, or the range lies outside.
+        """
+        if other.count != self.count:
+            raise ValidationError(f"tables of {self.count} and {other.count} leaves", field="tables")
+        count = self.count - first if count is None else count
+        self._check(first, count)
+        part = slice(first, first + count)
+        equal = np.all(self.rows[part] == other.rows[part], axis=1)
+        equal &= self.known[part] & other.known[part]
+        return np.flatnonzero(~equal).astype(np.int64, copy=False) + first
+
+    def close(self) -> None:
+        """Gives the memory back; arrays taken from `rows` before keep it alive while they live."""
+        if self.fd < 0:
+            return
+        self.rows = np.zeros((0, 2), dtype=np.uint64)
+        self.known = np.zeros(0, dtype=np.bool_)
+        os.close(self.fd)
+        self.fd = -1
+        self.count = 0
+        del self._map
+
+    def _check(self, first: int, count: int) -> None:
+        if first < 0 or count < 0 or first + count > self.count:
+            raise ValidationError(
+                f"leaves {first} to {first + count - 1} of a table of {self.count}", field="leaves"
+            )
+
+
+def hash_bytes(data: bytes | memoryview) -> bytes:
+    """BLAKE2b-256 (RFC 7693, 32-byte digest, no key): `b2sum -l 256`."""
+    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
+
+
+def encode_root(
+    *,
+    session_id: str,
+    epoch: int,
+    block: int,
+    seed: int,
+    regions: Sequence[Region],
+    region_digests: Sequence[bytes],
+    state_digests: Sequence[bytes],
+) -> bytes:
+    """The unambiguous encoding of a world whose hash is its root (docs/format.md, "Root").
+
+    Args:
+        session_id: the session's name.
+        epoch: the *source's* epoch, at both ends of a move.
+        block: the last block that is part of the state.
+        seed: the session's XXH3 seed.
+        regions: in manifest order.
+        region_digests: `hash_bytes` of every region's leaf digests, in the same order.
+        state_digests: `hash_bytes` of every rank's host state, rank 0 first.
+
+    Raises:
+        ValidationError: a number doesn't fit 64 bits, a digest has another length than 32, or there
+            are more or fewer digests than regions.
+    """
+    if len(region_digests) != len(regions):
+        raise ValidationError(
+            f"{len(region_digests)} digests for {len(regions)} regions", field="region_digests"
+        )
+    parts = [ROOT_MAGIC, struct.pack("<H", ROOT_VERSION), _text(session_id)]
+    parts += [_u64(epoch, "epoch"), _u64(block, "block"), _u64(seed, "seed"), _u32(len(regions))]
+    for region, digest in zip(regions, region_digests, strict=True):
+        parts += [_text(region.name), _text(region.dtype), _u32(len(region.shape))]
+        parts += [_u64(size, "shape") for size in region.shape]
+        parts += [_u64(region.leaf_bytes, "leaf_bytes"), _digest(digest, "region_digests")]
+    parts.append(_u32(len(state_digests)))
+    parts += [_digest(digest, "state_digests") for digest in state_digests]
+    return b"".join(parts)
+
+
+def root(
+    *,
+    session_id: str,
+    epoch: int,
+    block: int,
+    seed: int,
+    regions: Sequence[Region],
+    region_digests: Sequence[bytes],
+    state_digests: Sequence[bytes],
+) -> bytes:
+    """The 32-byte root of a world: equal at both ends of a move, or nothing is installed.
+
+    No device, no node and no path enters it. Arguments and errors as `encode_root`.
+    """
+    return hash_bytes(
+        encode_root(
+            session_id=session_id,
+            epoch=epoch,
+            block=block,
+            seed=seed,
+            regions=regions,
+            region_digests=region_digests,
+            state_digests=state_digests,
+        )
+    )
+
+
+def _u32(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def _u64(value: int, field: str) -> bytes:
+    if not 0 <= value <= MAX_U64:
+        raise ValidationError(f"{field} is {value}; 0 to {MAX_U64} are allowed", field=field)
+    return struct.pack("<Q", value)
+
+
+def _text(value: str) -> bytes:
+    data = value.encode("utf-8")
+    return _u32(len(data)) + data
+
+
+def _digest(value: bytes, field: str) -> bytes:
+    if len(value) != HASH_BYTES:
+        raise ValidationError(f"{field} holds {len(value)} bytes; {HASH_BYTES} are allowed", field=field)
+    return value
