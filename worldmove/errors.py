@@ -55,6 +55,12 @@ class UnauthorizedError(WorldMoveError):
     code = "unauthorized"
 
 
+class ForbiddenError(UnauthorizedError):
+    """The token is good, but its role may not do this; `details["roles"]` names the roles that may."""
+
+    code = "forbidden"
+
+
 class ConflictError(WorldMoveError):
     """The request is well formed but contradicts the present state."""
 
