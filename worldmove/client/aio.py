@@ -1,0 +1,207 @@
+"""Asynchronous client of a node's REST interface."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+
+from worldmove.client import calls
+from worldmove.client.answers import EventReader, error_of, event_view, owner_of, unreachable, view_of
+from worldmove.client.calls import EVENT_SILENCE, TIMEOUT, Call
+from worldmove.errors import ConnectionLostError, NotOwnerError
+from worldmove.views import (
+    ENDED_STATES,
+    BoundaryView,
+    DigestView,
+    DryRun,
+    MigrationPage,
+    MigrationRequest,
+    MigrationView,
+    NodeView,
+    PeerNode,
+    Registration,
+    SessionEvent,
+    SessionPage,
+    SessionSpec,
+    SessionView,
+)
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """One node's REST interface on an event loop; may be shared by tasks.
+
+    A node that doesn't own a session says who does, and the call is made there instead. All errors are
+    `worldmove.errors`: the class that the problem's code names, PeerError where the node can't be
+    reached, DeadlineError where it doesn't answer.
+    """
+
+    def __init__(self, url: str, token: str | None = None, timeout: float = TIMEOUT) -> None:
+        """Connects lazily.
+
+        Args:
+            url: of any node.
+            token: bearer token.
+            timeout: seconds for an answer.
+        """
+        self.url = url.rstrip("/")
+        self._timeout = timeout
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
+        self._moves: dict[str, str] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await self._http.aclose()
+
+    async def register(self, spec: SessionSpec) -> Registration:
+        """Registers a running world."""
+        return await self._run(calls.register(spec))
+
+    async def open_standby(self, spec: SessionSpec) -> Registration:
+        """Registers a worker that waits for a world."""
+        return await self._run(calls.open_standby(spec))
+
+    async def drop_standby(self, standby_id: str) -> None:
+        """Forgets a waiting worker."""
+        await self._run(calls.drop_standby(standby_id))
+
+    async def sessions(self, after: str | None = None, limit: int = 100) -> SessionPage:
+        """A page of sessions."""
+        return await self._run(calls.sessions(after, limit))
+
+    async def session(self, session_id: str) -> SessionView:
+        """One session."""
+        return await self._run(calls.session(session_id))
+
+    async def end_session(self, session_id: str) -> None:
+        """Ends a session."""
+        await self._run(calls.end_session(session_id))
+
+    async def digest(self, session_id: str) -> DigestView:
+        """The digest of one block; holds the world at a boundary meanwhile."""
+        return await self._run(calls.digest(session_id))
+
+    async def boundary(
+        self, session_id: str, *, rank: int = 0, block: int, host_state: bytes = b"", wait_ms: float = 0.0
+    ) -> BoundaryView:
+        """The boundary for stacks that can't map the control page."""
+        return await self._run(calls.boundary(session_id, rank, block, host_state, wait_ms))
+
+    async def attach(self, session_id: str, fingerprint: Mapping[str, str]) -> Registration:
+        """Takes up a session whose worker is gone."""
+        return await self._run(calls.attach(session_id, fingerprint))
+
+    async def migrate(self, request: MigrationRequest, idempotency_key: str | None = None) -> MigrationView:
+        """Asks for a move."""
+        call = calls.migrate(request, idempotency_key)
+        view, where = await self._follow(call, self.url)
+        if where != self.url:
+            self._moves[view.id] = where
+        return view
+
+    async def dry_run(self, request: MigrationRequest) -> DryRun:
+        """Would the move be taken on now?"""
+        return await self._run(calls.dry_run(request))
+
+    async def migrations(self, after: str | None = None, limit: int = 100) -> MigrationPage:
+        """A page of moves, newest first."""
+        return await self._run(calls.migrations(after, limit))
+
+    async def migration(self, migration_id: str) -> MigrationView:
+        """One move."""
+        return (await self._follow(calls.migration(migration_id), self._home(migration_id)))[0]
+
+    async def cancel(self, migration_id: str) -> MigrationView:
+        """Aborts a move to its source."""
+        return (await self._follow(calls.cancel(migration_id), self._home(migration_id)))[0]
+
+    async def nodes(self) -> tuple[PeerNode, ...]:
+        """The nodes of the fleet."""
+        return (await self._run(calls.nodes())).nodes
+
+    async def node(self) -> NodeView:
+        """The asked node itself."""
+        return await self._run(calls.node())
+
+    async def session_events(
+        self, session_id: str, after_seq: int | None = None
+    ) -> AsyncIterator[SessionEvent]:
+        """Changes of one session until the stream ends; go on after the last event's `seq`."""
+        headers = {} if after_seq is None else {"Last-Event-ID": str(after_seq)}
+        path = calls.session_events(session_id)
+        async for event in self._events(self.url, path, SessionEvent, headers):
+            yield event
+
+    async def migration_events(self, migration_id: str) -> AsyncIterator[MigrationView]:
+        """Progress of one move; ends after its last state."""
+        path = calls.migration_events(migration_id)
+        async for view in self._events(self._home(migration_id), path, MigrationView, {}):
+            yield view
+
+    async def wait(self, migration_id: str) -> MigrationView:
+        """The move once it has ended.
+
+        Raises:
+            ConnectionLostError: the node went away before.
+        """
+        async for view in self.migration_events(migration_id):
+            if view.state in ENDED_STATES:
+                return view
+        raise ConnectionLostError(f"the events of move {migration_id} stopped before it ended")
+
+    def _home(self, migration_id: str) -> str:
+        return self._moves.get(migration_id, self.url)
+
+    async def _run(self, call: Call[T]) -> T:
+        return (await self._follow(call, self.url))[0]
+
+    async def _follow(self, call: Call[T], base: str) -> tuple[T, str]:
+        tried = {base}
+        while True:
+            try:
+                return view_of(call, await self._send(call, base)), base
+            except NotOwnerError as error:
+                owner = owner_of(error, tried)
+                if owner is None:
+                    raise
+                tried.add(base := owner)
+
+    async def _send(self, call: Call[T], base: str) -> httpx.Response:
+        try:
+            return await self._http.request(
+                call.method,
+                base + call.path,
+                params=dict(call.query),
+                json=call.body,
+                headers=dict(call.headers),
+                timeout=self._timeout + call.patience,
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise unreachable(base, error) from error
+
+    async def _events(self, base: str, path: str, kind: type[T], headers: dict[str, str]) -> AsyncIterator[T]:
+        reader = EventReader()
+        timeout = httpx.Timeout(self._timeout, read=EVENT_SILENCE)
+        try:
+            async with self._http.stream("GET", base + path, headers=headers, timeout=timeout) as response:
+                if not response.is_success:
+                    raise error_of(response.status_code, await response.aread())
+                async for line in response.aiter_lines():
+                    event = reader.feed(line)
+                    if event is not None:
+                        yield event_view(event, kind)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise unreachable(base, error) from error
