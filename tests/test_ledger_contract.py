@@ -1,0 +1,413 @@
+"""What every ledger must do, whatever it stores in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from ledger_kit import ROOT, Ledgers, move_ref, node_info, receipt, session
+from msgspec.structs import replace
+
+from worldmove.errors import (
+    FencedError,
+    IdempotencyMismatchError,
+    LedgerError,
+    LostRaceError,
+    NotFoundError,
+    ProtocolError,
+    SessionExistsError,
+    ValidationError,
+)
+from worldmove.ledger import transactions
+from worldmove.ledger.base import Change, Ledger
+from worldmove.ledger.records import (
+    Claim,
+    SessionRecord,
+    abort,
+    adopt,
+    begin,
+    commit,
+    end,
+    fate,
+    reclaim,
+    release,
+    retake,
+    update,
+)
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+async def ledgers(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledgers]:
+    world = Ledgers(request.param, tmp_path)
+    yield world
+    await world.close()
+
+
+async def moving(ledgers: Ledgers) -> tuple[Ledger, Claim, Ledger, Claim, SessionRecord]:
+    source, a = await ledgers.node("a")
+    destination, b = await ledgers.node("b")
+    owned = await source.create(session(a))
+    record = begin(owned, move_ref(a, b))
+    await source.swap(owned, record)
+    return source, a, destination, b, record
+
+
+async def test_a_whole_move(ledgers: Ledgers) -> None:
+    source, _a, destination, b, record = await moving(ledgers)
+    committed = commit(record, block=5, revision=1, root=ROOT)
+    await destination.swap(record, committed)
+    adopted = adopt(committed, b, endpoint="ws://b")
+    await destination.swap(committed, adopted)
+    released = release(adopted, b)
+    await destination.swap(adopted, released)
+    stands = await source.get("world")
+    assert stands == released
+    assert (stands.owner, stands.epoch, stands.block, stands.endpoint) == ("b", 2, 5, "ws://b")
+    assert fate(stands, "move-1") == "released"
+
+
+async def test_commit_and_abort_race_has_one_winner(ledgers: Ledgers) -> None:
+    source, a, destination, _b, record = await moving(ledgers)
+    outcomes = await asyncio.gather(
+        source.swap(record, abort(record, a)),
+        destination.swap(record, commit(record, block=5, revision=1, root=ROOT)),
+        return_exceptions=True,
+    )
+    lost = [outcome for outcome in outcomes if outcome is not None]
+    assert len(lost) == 1
+    assert isinstance(lost[0], LostRaceError)
+    assert lost[0].details["record"] == await source.get("world")
+
+
+async def test_a_repeated_swap_gives_the_same_answer(ledgers: Ledgers) -> None:
+    _source, _a, destination, b, record = await moving(ledgers)
+    committed = commit(record, block=5, revision=1, root=ROOT)
+    await destination.swap(record, committed)
+    await destination.swap(record, committed)
+    adopted = adopt(committed, b, endpoint=None)
+    await destination.swap(committed, adopted)
+    with pytest.raises(LostRaceError):
+        await destination.swap(record, committed)
+
+
+async def test_settle_writes_aborted_and_a_late_commit_loses(ledgers: Ledgers) -> None:
+    source, a, destination, b, record = await moving(ledgers)
+    settled = await destination.settle("world", "move-1")
+    assert settled == abort(record, b)
+    assert settled.holder == a
+    assert fate(settled, "move-1") == "aborted"
+    with pytest.raises(LostRaceError) as lost:
+        await destination.swap(record, commit(record, block=5, revision=1, root=ROOT))
+    assert lost.value.details["record"] == settled
+    assert await source.settle("world", "move-1") == settled
+
+
+async def test_settle_after_the_commit_only_reads(ledgers: Ledgers) -> None:
+    source, a, destination, b, record = await moving(ledgers)
+    committed = commit(record, block=5, revision=1, root=ROOT)
+    await destination.swap(record, committed)
+    assert await source.settle("world", "move-1") == committed
+    back = reclaim(committed, a)
+    await source.swap(committed, back)
+    assert back.epoch == record.epoch + 2
+    assert fate(await destination.settle("world", "move-1"), "move-1") == "reclaimed"
+    with pytest.raises(LostRaceError):
+        await destination.swap(committed, adopt(committed, b, endpoint=None))
+
+
+async def test_settle_leaves_a_later_move_alone(ledgers: Ledgers) -> None:
+    source, a, destination, b, _record = await moving(ledgers)
+    aborted = await source.settle("world", "move-1")
+    second = begin(aborted, move_ref(a, b, "move-2"))
+    await source.swap(aborted, second)
+    assert await destination.settle("world", "move-1") == second
+    third = await source.settle("world", "move-2")
+    await source.swap(third, begin(third, move_ref(a, b, "move-3")))
+    assert fate(await destination.settle("world", "move-1"), "move-1") == "superseded"
+
+
+async def test_settle_is_for_the_move_s_nodes(ledgers: Ledgers) -> None:
+    await moving(ledgers)
+    third, _ = await ledgers.node("c")
+    with pytest.raises(ProtocolError):
+        await third.settle("world", "move-1")
+    with pytest.raises(NotFoundError):
+        await third.settle("nobody", "move-1")
+
+
+async def test_an_old_incarnation_writes_nothing(ledgers: Ledgers) -> None:
+    old, a, _destination, b, record = await moving(ledgers)
+    new, again = await ledgers.node("a")
+    assert again == Claim("a", 2)
+    calls = [
+        old.swap(record, abort(record, a)),
+        old.settle("world", "move-1"),
+        old.create(session(a, "other")),
+        old.renew(),
+        old.resign(),
+        old.ping(),
+        old.idempotent("key", "hash", "move-9"),
+        old.forget("key", "move-9"),
+        old.put_receipt(receipt("move-9")),
+    ]
+    for call in calls:
+        with pytest.raises(FencedError) as fenced:
+            await call
+        assert fenced.value.details == {"incarnation": 1, "claimed": 2}
+    assert await old.get("world") == record
+    aborted = await new.settle("world", "move-1")
+    assert aborted.holder == again
+    assert aborted == abort(record, again)
+    assert await old.receipt("move-9") is None
+    assert b.incarnation == 1
+
+
+async def test_before_claim_and_after_resign_nothing_is_written(ledgers: Ledgers) -> None:
+    ledger = await ledgers.open()
+    assert ledger.claimed is None
+    with pytest.raises(FencedError):
+        await ledger.renew()
+    assert await ledger.ping() >= 0
+    await ledger.claim(node_info("a"))
+    assert ledger.claimed == Claim("a", 1)
+    await ledger.resign()
+    assert await ledger.nodes() == []
+    with pytest.raises(FencedError):
+        await ledger.create(session(Claim("a", 1)))
+    assert await ledger.claim(node_info("a")) == 2
+
+
+async def test_retake_after_a_restart(ledgers: Ledgers) -> None:
+    first, a = await ledgers.node("a")
+    owned = await first.create(session(a))
+    second, later = await ledgers.node("a")
+    with pytest.raises(ProtocolError):
+        await second.swap(owned, update(owned, block=4, revision=1, endpoint=None))
+    mine = retake(owned, later)
+    await second.swap(owned, mine)
+    newer = update(mine, block=9, revision=2, endpoint="ws://a")
+    await second.swap(mine, newer)
+    assert await first.get("world") == newer
+
+
+async def test_create_refuses_what_exists_and_continues_the_epoch(ledgers: Ledgers) -> None:
+    one, a = await ledgers.node("a")
+    two, b = await ledgers.node("b")
+    record = await one.create(session(a))
+    with pytest.raises(SessionExistsError) as exists:
+        await two.create(session(b))
+    assert exists.value.details["owner"] == "a"
+    moved = replace(record, epoch=7)
+    with pytest.raises(ProtocolError):
+        await one.swap(record, moved)
+    await one.swap(record, end(record))
+    again = await two.create(session(b))
+    assert (again.epoch, again.owner) == (2, "b")
+    await two.swap(again, end(again))
+    assert (await one.create(session(a, epoch=9))).epoch == 9
+
+
+async def test_concurrent_creates_have_one_winner(ledgers: Ledgers) -> None:
+    nodes = [await ledgers.node(name) for name in "abcd"]
+    outcomes = await asyncio.gather(
+        *(ledger.create(session(claim)) for ledger, claim in nodes), return_exceptions=True
+    )
+    winners = [outcome for outcome in outcomes if isinstance(outcome, SessionRecord)]
+    assert len(winners) == 1
+    assert sum(isinstance(outcome, SessionExistsError) for outcome in outcomes) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("session_id", ""),
+        ("session_id", "x" * 513),
+        ("session_id", "\ud800"),
+        ("session_id", "a\0b"),
+        ("epoch", 0),
+        ("epoch", 1 << 63),
+        ("incarnation", 2),
+        ("owner", "b"),
+        ("block", -2),
+        ("revision", -1),
+        ("phase", "moving"),
+        ("phase", "ended"),
+        ("outcome", "aborted"),
+        ("last_move_id", "m"),
+        ("endpoint", "e" * 5000),
+    ],
+)
+async def test_malformed_records_are_refused(ledgers: Ledgers, field: str, value: object) -> None:
+    ledger, a = await ledgers.node("a")
+    with pytest.raises(ValidationError) as refused:
+        await ledger.create(replace(session(a), **{field: value}))
+    assert "field" in refused.value.details
+    assert await ledger.sessions() == []
+
+
+async def test_odd_texts_in_reads_are_refused_not_passed_on(ledgers: Ledgers) -> None:
+    ledger, _ = await ledgers.node("a")
+    for text in ("\ud800", "", "x" * 600):
+        for call in (
+            ledger.get(text),
+            ledger.settle(text, "m"),
+            ledger.receipt(text),
+            ledger.sessions(text),
+            ledger.forget(text, "m"),
+            ledger.idempotent(text, "h", "m"),
+            ledger.receipts(5, text),
+        ):
+            with pytest.raises(ValidationError):
+                await call
+    for limit in (0, -1, 1001):
+        with pytest.raises(ValidationError):
+            await ledger.sessions(limit=limit)
+
+
+async def test_sessions_are_paged_in_code_point_order(ledgers: Ledgers) -> None:
+    ledger, a = await ledgers.node("a")
+    names = ["Ä", "a", "b", "Z", "0", "日本", "\U0001f30d", "￿"]
+    for name in names:
+        await ledger.create(session(a, name))
+    gone = await ledger.get("b")
+    assert gone is not None
+    await ledger.swap(gone, end(gone))
+    found: list[str] = []
+    while page := await ledger.sessions(found[-1] if found else None, limit=3):
+        found += [record.session_id for record in page]
+    assert found == sorted(set(names) - {"b"})
+    assert [record.session_id for record in await ledger.sessions(ended=True)] == sorted(names)
+
+
+async def test_nodes_and_beats(ledgers: Ledgers) -> None:
+    one, _ = await ledgers.node("b")
+    two, _ = await ledgers.node("a")
+    await one.renew()
+    await one.ping()
+    assert [(node.name, node.incarnation, node.beat) for node in await two.nodes()] == [
+        ("a", 1, 0),
+        ("b", 1, 2),
+    ]
+    await ledgers.node("b")
+    assert [(node.name, node.incarnation, node.beat) for node in await two.nodes()] == [
+        ("a", 1, 0),
+        ("b", 2, 0),
+    ]
+
+
+async def test_idempotency_keys(ledgers: Ledgers) -> None:
+    one, _ = await ledgers.node("a")
+    two, _ = await ledgers.node("b")
+    assert await one.idempotent("key", "hash", "move-1") is None
+    assert await two.idempotent("key", "hash", "move-2") == "move-1"
+    with pytest.raises(IdempotencyMismatchError):
+        await two.idempotent("key", "other", "move-2")
+    await two.forget("key", "move-2")
+    assert await two.idempotent("key", "hash", "move-2") == "move-1"
+    await one.forget("key", "move-1")
+    assert await two.idempotent("key", "other", "move-2") is None
+
+
+async def test_idempotency_keys_are_bounded(ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "MAX_KEYS", 10)
+    ledger, _ = await ledgers.node("a")
+    for number in range(25):
+        assert await ledger.idempotent(f"key-{number}", "hash", f"move-{number}") is None
+    assert await ledger.idempotent("key-15", "hash", "x") == "move-15"
+    assert await ledger.idempotent("key-14", "hash", "x") is None
+
+
+async def test_the_first_final_receipt_stays(ledgers: Ledgers) -> None:
+    ledger, _ = await ledgers.node("a")
+    for number in range(5):
+        await ledger.put_receipt(receipt(f"move-{number}", "committed"))
+    await ledger.put_receipt(receipt("move-1", "released"))
+    await ledger.put_receipt(receipt("move-1", "aborted", "late"))
+    kept = await ledger.receipt("move-1")
+    assert kept == receipt("move-1", "released")
+    first = await ledger.receipts(2)
+    assert [entry.migration_id for entry in first] == ["move-4", "move-3"]
+    rest = await ledger.receipts(10, "move-3")
+    assert [entry.migration_id for entry in rest] == ["move-2", "move-1", "move-0"]
+    with pytest.raises(NotFoundError):
+        await ledger.receipts(10, "move-9")
+    with pytest.raises(ValidationError):
+        await ledger.put_receipt(receipt("big", reason="x" * (1 << 20)))
+
+
+async def take(watch: AsyncIterator[Change], count: int) -> list[Change]:
+    async with asyncio.timeout(20):
+        return [await anext(watch) for _ in range(count)]
+
+
+async def test_watch_tells_what_stands_and_what_changes(ledgers: Ledgers) -> None:
+    one, a = await ledgers.node("a")
+    record = await one.create(session(a))
+    two = await ledgers.open()
+    watch = two.watch()
+    told = await take(watch, 2)
+    assert [change.node and change.node.name for change in told] == ["a", None]
+    assert told[1].session == record
+    ended = end(record)
+    pending = asyncio.create_task(take(watch, 1))
+    await one.renew()
+    await one.swap(record, ended)
+    assert [change.session for change in await pending] == [ended]
+    await one.resign()
+    last = await take(watch, 1)
+    assert last[0].node is not None
+    assert last[0].node.resigned
+    assert last[0].seq == await two.position()
+
+
+async def test_watch_from_a_position_and_by_several(ledgers: Ledgers) -> None:
+    ledger, a = await ledgers.node("a")
+    other = await ledgers.open()
+    since = await other.position()
+    watches = [one.watch(since) for one in (ledger, ledger, other)]
+    tasks = [asyncio.create_task(take(watch, 600)) for watch in watches]
+    for number in range(600):
+        await ledger.create(session(a, f"world-{number:03d}"))
+    for told in await asyncio.gather(*tasks):
+        assert [change.session.session_id for change in told if change.session] == [
+            f"world-{number:03d}" for number in range(600)
+        ]
+
+
+async def test_watch_ends_with_the_ledger_and_can_be_cancelled(ledgers: Ledgers) -> None:
+    ledger, _ = await ledgers.node("a")
+
+    async def follow() -> list[Change]:
+        return [change async for change in ledger.watch()]
+
+    watching = asyncio.create_task(follow())
+    dropped = asyncio.create_task(follow())
+    await ledger.position()
+    dropped.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dropped
+    await ledger.close()
+    assert len(await watching) <= 1
+
+
+async def test_close_is_final_and_may_be_repeated(ledgers: Ledgers) -> None:
+    ledger, _ = await ledgers.node("a")
+    await ledger.close()
+    await ledger.close()
+    for call in (ledger.get("x"), ledger.renew(), ledger.ping(), ledger.sessions()):
+        with pytest.raises(LedgerError, match="closed"):
+            await call
+
+
+async def test_a_cancelled_caller_loses_nothing(ledgers: Ledgers) -> None:
+    source, _a, destination, _b, record = await moving(ledgers)
+    committed = commit(record, block=5, revision=1, root=ROOT)
+    call = asyncio.create_task(destination.swap(record, committed))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    # What was handed over before the cancellation is in the queue before this settle.
+    assert fate(await destination.settle("world", "move-1"), "move-1") == "committed"
+    assert await source.get("world") == committed

@@ -1,0 +1,138 @@
+"""The ledger of one host: a SQLite file shared by its nodes.
+
+All SQL runs in two threads of its own, one that writes and one that reads: no slow reader and no checkpoint
+stands before a commit, no locked writer before an answer. A call under way outlives its caller: cancelling an
+await cancels nothing in the database and loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from worldmove.errors import LedgerError
+from worldmove.ledger.bell import FileBell
+from worldmove.ledger.sqlite_file import SqliteFile
+from worldmove.ledger.transactional import TransactionalLedger
+from worldmove.ledger.transactions import Tables
+
+T = TypeVar("T")
+BUSY_MS = 2000
+"""How long a call waits for another process's lock on the file, milliseconds."""
+_CHECKPOINT_EVERY = 256
+
+
+class _Thread:
+    """Runs jobs on one connection in one thread, in order."""
+
+    def __init__(self, file: SqliteFile, name: str) -> None:
+        self.file = file
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """The job's result; a cancelled caller leaves the job running."""
+
+        def attempt() -> tuple[T | None, BaseException | None]:
+            try:
+                return job(), None
+            except BaseException as error:  # noqa: BLE001 - carried over to the caller
+                return None, error
+
+        # The error travels as a value: nobody may be left to take it from the future.
+        future = asyncio.get_running_loop().run_in_executor(self._executor, attempt)
+        result, error = await asyncio.shield(future)
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # set wherever error isn't
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Runs a job that nobody waits for."""
+        self._executor.submit(job)
+
+    async def close(self) -> None:
+        """Finishes what is queued, closes the connection, ends the thread."""
+        try:
+            await self.run(self.file.close)
+        finally:
+            self._executor.shutdown(wait=True)
+
+
+class SqliteLedger(TransactionalLedger):
+    """`base.Ledger` in a SQLite file; made by `open`, belongs to the event loop it was opened in."""
+
+    def __init__(self, path: Path, busy_ms: int) -> None:
+        super().__init__()
+        path = path.absolute()
+        self._writer = _Thread(SqliteFile(path, busy_ms), "ledger-write")
+        self._reader = _Thread(SqliteFile(path, busy_ms), "ledger-read")
+        self._path = path
+        self._ringer: FileBell | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._commits = 0
+
+    @classmethod
+    async def open(cls, path: Path, *, busy_ms: int = BUSY_MS) -> SqliteLedger:
+        """Opens the ledger, and makes it if the file is absent or empty.
+
+        Raises:
+            LedgerError: the file cannot be opened, is locked, is no ledger, or is one of another version.
+        """
+        ledger = cls(path, busy_ms)
+        try:
+            await ledger._write(lambda tables: tables.position())
+            await ledger.position()
+        except BaseException:
+            await ledger.close()
+            raise
+        ledger._ringer = FileBell(str(ledger._path), ledger._bell)
+        return ledger
+
+    async def _write(self, change: Callable[[Tables], T]) -> T:
+        self._check_open()
+
+        def job() -> T:
+            with self._writer.file.transaction(write=True) as tables:
+                result = change(tables)
+            if tables.told and self._ringer is not None:
+                self._ringer.pull()
+            self._count_commit()
+            return result
+
+        return await self._writer.run(job)
+
+    async def _read(self, look: Callable[[Tables], T]) -> T:
+        self._check_open()
+
+        def job() -> T:
+            with self._reader.file.transaction(write=False) as tables:
+                return look(tables)
+
+        return await self._reader.run(job)
+
+    def _count_commit(self) -> None:
+        self._commits += 1
+        if self._commits % _CHECKPOINT_EVERY == 0 and self._closing is None:
+            self._reader.submit(self._reader.file.checkpoint)
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise LedgerError("the ledger is closed", cause="closed")
+
+    async def close(self) -> None:
+        """See `base.Ledger.close`; may be called again."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._shut())
+        await asyncio.shield(self._closing)
+
+    async def _shut(self) -> None:
+        if self._ringer is None:
+            self._bell.close()
+        else:
+            self._ringer.close()
+        try:
+            await self._writer.close()
+        finally:
+            await self._reader.close()
