@@ -1,0 +1,196 @@
+"""`worldmove nodes`, `sessions`, `moves`, `watch`: what is where, and what is under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from worldmove.cli import tables
+from worldmove.cli.common import (
+    DEFAULT_URL,
+    Json,
+    Limit,
+    Token,
+    Url,
+    client_of,
+    emit,
+    reporting,
+    stdout,
+)
+from worldmove.client import Client
+from worldmove.errors import DeadlineError, PeerError
+from worldmove.views import MigrationPage, MigrationView, SessionPage, SessionView
+
+PAGE = 500
+
+sessions_app = typer.Typer(help="List sessions, or show one.", invoke_without_command=True)
+moves_app = typer.Typer(
+    help="List moves, show one with its receipt, or cancel one.", invoke_without_command=True
+)
+
+
+def nodes(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+    """List the nodes of the fleet, as the ledger knows them."""
+    with reporting(as_json), client_of(url, token) as client:
+        found = client.nodes()
+    if as_json:
+        emit({"nodes": found})
+    else:
+        stdout().print(tables.nodes(found))
+
+
+def _pages(
+    fetch: Callable[[str | None, int], SessionPage | MigrationPage], name: str, limit: int
+) -> tuple[list[Any], str | None]:
+    items: list[Any] = []
+    after: str | None = None
+    while True:
+        page = fetch(after, min(PAGE, limit - len(items)))
+        items += getattr(page, name)
+        after = page.next
+        if after is None or len(items) >= limit:
+            return items, after
+
+
+@sessions_app.callback()
+def sessions(
+    context: typer.Context,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    limit: Limit = 100,
+    as_json: Json = False,
+) -> None:
+    """List the sessions of a node."""
+    if context.invoked_subcommand is not None:
+        return
+    with reporting(as_json), client_of(url, token) as client:
+        found, following = _pages(client.sessions, "sessions", limit)
+    if as_json:
+        emit({"sessions": found, "next": following})
+        return
+    stdout().print(tables.sessions(found))
+    _more(following)
+
+
+@sessions_app.command("show")
+def session(
+    session_id: Annotated[str, typer.Argument(metavar="ID")],
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Show one session, also one that another node owns."""
+    with reporting(as_json), client_of(url, token) as client:
+        found: SessionView = client.session(session_id)
+    if as_json:
+        emit(found)
+    else:
+        stdout().print(tables.sessions([found]))
+
+
+@moves_app.callback()
+def moves(
+    context: typer.Context,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    limit: Limit = 100,
+    as_json: Json = False,
+) -> None:
+    """List the moves that a node knows, newest first."""
+    if context.invoked_subcommand is not None:
+        return
+    with reporting(as_json), client_of(url, token) as client:
+        found, following = _pages(client.migrations, "migrations", limit)
+    if as_json:
+        emit({"migrations": found, "next": following})
+        return
+    stdout().print(tables.moves(found))
+    _more(following)
+
+
+@moves_app.command("show")
+def show_move(
+    migration_id: Annotated[str, typer.Argument(metavar="ID")],
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Show one move and its receipt."""
+    with reporting(as_json), client_of(url, token) as client:
+        _show(client.migration(migration_id), as_json)
+
+
+@moves_app.command("cancel")
+def cancel_move(
+    migration_id: Annotated[str, typer.Argument(metavar="ID")],
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Cancel a move: it aborts to its source, unless it was committed already."""
+    with reporting(as_json), client_of(url, token) as client:
+        _show(client.cancel(migration_id), as_json)
+
+
+def _show(view: MigrationView, as_json: bool) -> None:
+    if as_json:
+        emit(view)
+    else:
+        stdout().print(tables.move(view))
+
+
+def _more(following: str | None) -> None:
+    if following is not None:
+        stdout().print("… and more: see --limit", style="dim")
+
+
+def watch(
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    interval: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two looks.")] = 1.0,
+    as_json: Json = False,
+) -> None:
+    """Watch a node, its sessions and moves until Ctrl-C; with --json one look as a document."""
+    with reporting(as_json), client_of(url, token) as client:
+        if as_json:
+            emit(_look(client))
+            return
+        console = stdout()
+        with Live(_screen(_look(client)), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(_again(client), refresh=True)
+
+
+def _look(client: Client) -> dict[str, Any]:
+    return {
+        "node": client.node(),
+        "nodes": client.nodes(),
+        "sessions": client.sessions(limit=20).sessions,
+        "migrations": client.migrations(limit=10).migrations,
+    }
+
+
+def _again(client: Client) -> Group | Text:
+    try:
+        return _screen(_look(client))
+    except (PeerError, DeadlineError) as error:
+        return Text(f"{error.message}; trying again", style="red")
+
+
+def _screen(look: dict[str, Any]) -> Group:
+    return Group(
+        tables.node(look["node"]),
+        "",
+        tables.nodes(look["nodes"]),
+        "",
+        tables.sessions(look["sessions"]),
+        "",
+        tables.moves(look["migrations"]),
+    )

@@ -1,0 +1,85 @@
+"""`worldmove demo`, `bench` and `doctor`: thin commands over programs that are loaded only when asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from worldmove.cli.common import reporting
+from worldmove.cli.move import Path as PathOption
+
+bench_app = typer.Typer(
+    help="Measure this machine; figures and bars: docs/benchmarks.md.", no_args_is_help=True
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")]
+Repeats = Annotated[
+    int | None, typer.Option(min=1, max=1000, show_default=False, help="Runs of each kind, taken in turn.")
+]
+
+
+def _run(module: str, *, json: bool, **given: Any) -> None:
+    """Runs a program with the options that were given; its own defaults stand for the others."""
+    with reporting(json):
+        program = import_module(module)
+        code: int = program.run(
+            json=json, **{name: value for name, value in given.items() if value is not None}
+        )
+    raise typer.Exit(code)
+
+
+def demo(
+    *,
+    moves: Annotated[int, typer.Option(min=1, max=1000, help="How often the world changes its node.")] = 4,
+    state_mb: Annotated[int, typer.Option(min=16, max=4096, help="Size of its state in MB.")] = 256,
+    path: Annotated[PathOption, typer.Option(help="How bytes travel.")] = PathOption.auto,
+    out: Annotated[
+        Path | None, typer.Option(show_default=False, help="Folder for the contact sheet and the frames.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Move a world that generates there and back, and compare every frame with a twin that never moved."""
+    _run("worldmove.demo.run", json=json, moves=moves, state_mb=state_mb, path=path.value, out=out)
+
+
+def doctor(json: Json = False) -> None:
+    """Examine this machine: what a node needs, what is missing, and what to do about it."""
+    _run("worldmove.doctor.report", json=json)
+
+
+@bench_app.command("path")
+def bench_path(
+    *,
+    gb: Annotated[
+        float | None, typer.Option(min=0.01, max=64, show_default=False, help="Size of the state in GB.")
+    ] = None,
+    repeats: Repeats = None,
+    json: Json = False,
+) -> None:
+    """Raw TCP, the lanes alone, and the verified move between two nodes, in one run."""
+    _run("worldmove.bench.path", json=json, gb=gb, repeats=repeats)
+
+
+@bench_app.command("digest")
+def bench_digest(
+    *,
+    mb: Annotated[
+        int | None, typer.Option(min=1, max=65536, show_default=False, help="MB digested in a run.")
+    ] = None,
+    executors: Annotated[
+        int | None, typer.Option(min=1, max=64, show_default=False, help="Processes that digest.")
+    ] = None,
+    repeats: Repeats = None,
+    json: Json = False,
+) -> None:
+    """Leaf digests by the executor's processes, beside stock xxhash in one thread."""
+    _run("worldmove.bench.digest", json=json, mb=mb, executors=executors, repeats=repeats)
+
+
+@bench_app.command("boundary")
+def bench_boundary(*, json: Json = False) -> None:
+    """What a boundary costs a worker while no move wants the state."""
+    _run("worldmove.bench.boundary", json=json)
