@@ -1,0 +1,84 @@
+"""The lanes alone: what a move's data path carries when nobody digests what it brings.
+
+One pair of lanes, batches and batches in flight exactly as in a move (`worldmove.paths`), one region.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+
+from worldmove.gate import Gate
+from worldmove.manifest import Span
+from worldmove.paths import BATCH_BYTES, StagedPath
+from worldmove.transport.pool import LanePool, LaneRegion
+
+CONNECT_TIMEOUT_MS = 10_000
+MOVE_ID = "bench-lanes"
+
+
+class LanePair:
+    """A connected source lane and destination lane.
+
+    Attributes:
+        prepare_ms: what leasing and connecting took; mapping of the memory included.
+    """
+
+    def __init__(self, path: StagedPath, nbytes: int, prepare_ms: float) -> None:
+        self._path = path
+        self._nbytes = nbytes
+        self.prepare_ms = prepare_ms
+
+    async def run(self) -> float:
+        """Carries all bytes once and returns the seconds it took.
+
+        Raises:
+            TransportError: the lanes lost each other.
+        """
+        slots = asyncio.Semaphore(self._path.width)
+        start = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for batch in self._batches():
+                await slots.acquire()
+                group.create_task(self._pull(batch, slots))
+        return time.perf_counter() - start
+
+    def _batches(self) -> Iterator[Span]:
+        for offset in range(0, self._nbytes, self._path.batch_bytes):
+            yield Span(0, offset, min(self._path.batch_bytes, self._nbytes - offset))
+
+    async def _pull(self, batch: Span, slots: asyncio.Semaphore) -> None:
+        try:
+            await self._path.pull([batch], urgent=False)
+        finally:
+            slots.release()
+
+
+@contextlib.asynccontextmanager
+async def lane_pair(source_fd: int, destination_fd: int, nbytes: int) -> AsyncIterator[LanePair]:
+    """Two pools with one lane each, connected over loopback; everything ends with the block.
+
+    Args:
+        source_fd: memory file that is read.
+        destination_fd: memory file that is written.
+        nbytes: bytes of each.
+    """
+    region = LaneRegion(0, 0, nbytes)
+    async with contextlib.AsyncExitStack() as stack:
+        source_pool, destination_pool = LanePool(spare=1, limit=1), LanePool(spare=1, limit=1)
+        for pool in (source_pool, destination_pool):
+            stack.push_async_callback(pool.close)
+            await pool.start()
+        start = time.perf_counter()
+        source = await source_pool.lease(MOVE_ID, [(source_fd, nbytes)], [region], writable=False)
+        stack.push_async_callback(source.release)
+        token = secrets.token_bytes(32)
+        await source.serve(token)
+        lane = await destination_pool.lease(MOVE_ID, [(destination_fd, nbytes)], [region], writable=True)
+        stack.push_async_callback(lane.release)
+        await lane.connect("127.0.0.1", source.port, token, CONNECT_TIMEOUT_MS)
+        prepare_ms = (time.perf_counter() - start) * 1000
+        yield LanePair(StagedPath([lane], Gate(None, BATCH_BYTES)), nbytes, prepare_ms)
