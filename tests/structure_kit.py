@@ -16,6 +16,7 @@ ORDER = (
     "fingerprint",
     "views",
     "ipc",
+    "tasks",
     "kernels",
     "digest",
     "delta",
@@ -35,7 +36,14 @@ ORDER = (
     "sdk",
     "worker",
     "hosting",
+    "descriptors",
+    "reading",
     "paths",
+    "inbound",
+    "feed",
+    "sessions",
+    "driver",
+    "receipts",
     "source",
     "destination",
     "node",
@@ -44,6 +52,7 @@ ORDER = (
     "bench",
     "demo",
     "cli",
+    "__main__",
 )
 """The parts of `worldmove/`, lowest first: a part imports only parts that stand before it."""
 
@@ -76,6 +85,18 @@ def imports(path: Path) -> set[str]:
                 raise AssertionError(f"{path}:{node.lineno}: a relative import")
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
     return found
+
+
+def imported_modules(path: Path, known: set[str]) -> set[str]:
+    """Those of the `known` modules that the file imports; a package only where its own names are meant."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner if inner <= known else inner | {str(node.module)}
+    return found & known
 
 
 def internal_modules() -> dict[str, Path]:

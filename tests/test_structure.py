@@ -11,6 +11,7 @@ import pytest
 from structure_kit import (
     ORDER,
     ROOT,
+    imported_modules,
     imports,
     internal_modules,
     module_name,
@@ -24,7 +25,18 @@ MAX_LINES = 400
 CODE = [*sources("worldmove"), *sources("api")]
 ALL_CODE = [*CODE, *sources("tests"), *sources("tools")]
 
-PURE = ("machine", "messages", "protocol", "rounds", "delta", "admission", "manifest", "errors", "views")
+PURE = (
+    "machine",
+    "messages",
+    "protocol",
+    "rounds",
+    "rules",
+    "delta",
+    "admission",
+    "manifest",
+    "errors",
+    "views",
+)
 SIDE_EFFECTS = {
     "asyncio",
     "time",
@@ -43,7 +55,7 @@ SDK = ("worker", "sdk", "page")
 SDK_MAY_IMPORT = {"errors", "manifest", "fingerprint", "views", "ipc", "memory", *SDK}
 
 # Only these files may know the package: everything else goes through their seam.
-SEAMS = {"ucxx": {"worldmove/transport/ucx.py"}, "sqlite3": {"worldmove/ledger/sqlite.py"}}
+SEAMS = {"ucxx": ("worldmove/transport/ucx.py",), "sqlite3": ("worldmove/ledger/sqlite",)}
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
 MACHINE_PATH = re.compile(r"/(?:wor[k]/|roo[t]/|hom[e]/(?!worldmove\b)\w|User[s]/\w|tm[p]/x\b)")
@@ -78,10 +90,7 @@ def test_imports_point_downwards(path: Path) -> None:
 
 def test_no_import_goes_round_in_a_circle() -> None:
     modules = internal_modules()
-    graph = {
-        name: {other for other in imports(path) if other in modules and other != name}
-        for name, path in modules.items()
-    }
+    graph = {name: imported_modules(path, set(modules)) - {name} for name, path in modules.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -91,7 +100,7 @@ def test_no_import_goes_round_in_a_circle() -> None:
 @pytest.mark.parametrize("package", sorted(SEAMS))
 def test_foreign_packages_stay_behind_their_seam(package: str) -> None:
     users = {str(path) for path in CODE if package in top_level(path)}
-    assert users <= SEAMS[package]
+    assert not {user for user in users if not user.startswith(SEAMS[package])}
 
 
 @pytest.mark.parametrize("path", ALL_CODE, ids=by_name)

@@ -54,7 +54,7 @@ async def _start(
     reader, writer = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "worldmove.cli", "serve", "--name", name),
+            *(sys.executable, "-m", "worldmove", "serve", "--name", name),
             *("--http", "127.0.0.1:0", "--run-dir", str(folder / name)),
             *("--ledger", f"sqlite:///{folder / 'ledger.db'}", "--log-level", "warning"),
             *("--ready-fd", str(writer), *options),
