@@ -116,16 +116,8 @@ async def fetch(path: str, token: bytes, count: int, timeout_ms: int) -> list[in
     fds: list[int] = []
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            await channel.send(Fetch(token))
-            more = True
-            while more:
-                answer, some = await channel.receive()
-                fds += some
-                if isinstance(answer, Refused):
-                    raise UnauthorizedError("the token for descriptors is unknown or was used")
-                more = answer.more
-        if len(fds) != count:
-            raise FramingError(f"{len(fds)} descriptors came, the manifest needs {count}")
+            await _collect(channel, token, fds)
+        _require_count(fds, count)
     except TimeoutError as error:
         close_all(fds)
         raise DeadlineError(f"no descriptors from {path} within {timeout_ms} ms") from error
@@ -136,6 +128,22 @@ async def fetch(path: str, token: bytes, count: int, timeout_ms: int) -> list[in
         return fds
     finally:
         channel.close()
+
+
+async def _collect(channel: Channel[Handed | Refused], token: bytes, fds: list[int]) -> None:
+    await channel.send(Fetch(token))
+    more = True
+    while more:
+        answer, some = await channel.receive()
+        fds += some
+        if isinstance(answer, Refused):
+            raise UnauthorizedError("the token for descriptors is unknown or was used")
+        more = answer.more
+
+
+def _require_count(fds: list[int], count: int) -> None:
+    if len(fds) != count:
+        raise FramingError(f"{len(fds)} descriptors came, the manifest needs {count}")
 
 
 def _connect(path: str) -> socket.socket:

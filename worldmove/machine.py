@@ -119,7 +119,7 @@ _RECORDED = (
 )
 _LATE_AT_SOURCE = (
     p.RecordBegun, p.PathOffered, p.PreparedHere, p.TableDone, p.WorldPaused, p.WorldSealed,
-    m.Prepared, m.Landed, m.Verified, m.Committed, *_GIVING_UP,
+    m.Prepared, m.Progress, m.Landed, m.Verified, m.Committed, *_GIVING_UP,
 )  # fmt: skip
 _LATE_AT_DESTINATION = (
     p.PathReady, p.RoundComplete, p.DamageFound, p.Repaired, p.MemoryVerified, p.RecordCommitted,
@@ -143,6 +143,7 @@ SOURCE: Table = {
     (State.ADMITTED, m.Prepared): source.prepared,
     (State.PREPARED, p.PreparedHere): source.go,
     (State.COPYING, p.TableDone): source.table_live,
+    **_late((State.COPYING, State.FINISHING, State.VERIFYING), (m.Progress,)),
     (State.COPYING, m.Landed): source.landed,
     (State.PAUSING, p.WorldPaused): source.paused,
     (State.FINISHING, p.TableDone): source.table_final,

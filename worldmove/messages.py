@@ -13,7 +13,16 @@ import msgspec
 from msgspec import Meta
 
 from worldmove.errors import FramingError
-from worldmove.manifest import DIGEST_BYTES, MAX_HOST_STATE, MAX_RANKS, MAX_SESSION_BYTES, MIN_LEAF, Manifest
+from worldmove.manifest import (
+    DIGEST_BYTES,
+    MAX_HOST_STATE,
+    MAX_RANKS,
+    MAX_REGIONS,
+    MAX_SESSION_BYTES,
+    MIN_LEAF,
+    Manifest,
+    Place,
+)
 from worldmove.views import PathChoice
 
 VERSION = 1
@@ -87,12 +96,15 @@ class LaneOffer(msgspec.Struct, frozen=True):
 class Begin(Message, frozen=True, kw_only=True):
     """Source → destination: the record says `moving`; here is the way to the bytes.
 
-    Either `lanes`, or (both nodes on one host) a Unix socket with a one-time token for descriptors.
+    Either `lanes`, or (both nodes on one host) a Unix socket with a one-time token for descriptors, their
+    sizes in bytes, and where each region lies in them.
     """
 
     lanes: Annotated[tuple[LaneOffer, ...], Meta(max_length=MAX_LANES)] = ()
     socket: Text | None = None
     token: Secret | None = None
+    extent_bytes: Annotated[tuple[Count, ...], Meta(max_length=MAX_REGIONS + MAX_RANKS)] = ()
+    places: Annotated[tuple[Place, ...], Meta(max_length=MAX_REGIONS)] = ()
 
 
 class Prepared(Message, frozen=True, kw_only=True):
@@ -122,6 +134,12 @@ class TableEnd(Message, frozen=True, kw_only=True):
     """Source → destination: the round's table is complete."""
 
     number: RoundNumber
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """Destination → source: bytes of this move that have landed so far; only for people."""
+
+    bytes: Count
 
 
 class Landed(Message, frozen=True, kw_only=True):
@@ -195,6 +213,7 @@ PeerMessage = (
     | Round
     | TablePart
     | TableEnd
+    | Progress
     | Landed
     | Sealed
     | Verified

@@ -1,0 +1,386 @@
+"""The destination's driver: takes one session in, verifies it in memory, commits, and hands it over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from worldmove import messages as m
+from worldmove import protocol as p
+from worldmove.descriptors import fetch
+from worldmove.driver import Driver, Perform, Services
+from worldmove.errors import FramingError, LostRaceError, NoWorkerError, PeerError, WorldMoveError
+from worldmove.hosting.memory import Holding
+from worldmove.inbound import Inbound
+from worldmove.ipc import close_all
+from worldmove.ledger import records
+from worldmove.ledger.records import SessionRecord
+from worldmove.machine import Role
+from worldmove.manifest import Extent, LeafMap, Manifest
+from worldmove.paths import LocalPath, Path, StagedPath
+from worldmove.protocol import State
+from worldmove.reading import Reader
+from worldmove.rounds import RoundPolicy
+from worldmove.sessions import Berth
+from worldmove.transport.pool import LaneRegion
+
+RECLAIM_POLL_S = 0.05
+RATED_BYTES = 16 << 20
+PROGRESS_BYTES = 1 << 20
+
+
+class DestinationMove(Driver):
+    """One move, seen from the node that the session comes to.
+
+    Args:
+        admit: finds a berth (a standby, or memory alone) for what the source announces, and reserves it.
+    """
+
+    role: Role = "destination"
+
+    def __init__(
+        self, services: Services, hello: m.Hello, admit: Callable[[m.Hello], Awaitable[Berth]]
+    ) -> None:
+        policy = RoundPolicy(max_rounds=services.settings.max_rounds, horizon_ms=hello.horizon_ms)
+        super().__init__(services, hello.move_id, policy)
+        self.hello = hello
+        self.path_name: str | None = None
+        self.landed = 0
+        self._told = 0
+        self._admit_berth = admit
+        self._berth: Berth | None = None
+        self._record: SessionRecord | None = None
+        self._reader: Reader | None = None
+        self._path: Path | None = None
+        self._inbound: Inbound | None = None
+        self._quiet: asyncio.Future[None] | None = None
+        self._pins = contextlib.ExitStack()
+        self._wiping: asyncio.Future[None] | None = None
+        self._verified_at = 0.0
+        self._committed_at = 0.0
+
+    @property
+    def session_id(self) -> str:
+        """The session that moves."""
+        return self.hello.session_id
+
+    def note_record(self, record: SessionRecord) -> None:
+        """Keeps the record that stands."""
+        self._record = record
+
+    def _actions(self) -> dict[type[p.Action], Perform]:
+        return super()._actions() | {
+            p.Admit: self._admit,
+            p.OpenPath: self._open_path,
+            p.StartRound: self._start_round,
+            p.PlanPart: self._plan_part,
+            p.CloseRound: self._close_round,
+            p.Verify: self._verify,
+            p.Repair: self._repair,
+            p.CommitRecord: self._commit_record,
+            p.AdoptRecord: self._adopt_record,
+            p.CloseRecord: self._close_record,
+            p.AbortPath: self._abort_path,
+            p.AwaitReclaim: self._await_reclaim,
+            p.WipeMemory: self._wipe_memory,
+            p.Finish: self._finish,
+        }
+
+    async def _admit(self, action: p.Admit) -> None:
+        try:
+            berth = await self._admit_berth(action.hello)
+        except WorldMoveError as error:
+            rejected = m.Rejected(code=error.code, message=error.message, details=error.details)
+            self.post(p.AdmitRefused(rejected=rejected))
+            return
+        if self.machine.ended:
+            berth.vacate()
+            return
+        self._berth = berth
+        self._pins.enter_context(berth.slot.pinned())
+        berth.on_lost = lambda: self.fail("worker-lost", "the standby's worker is gone")
+        self.path_name = berth.path
+        admitted = m.Admitted(
+            incarnation=self.services.claim.incarnation,
+            path=berth.path,
+            lanes=self.services.settings.lanes if berth.path == "staged" else 0,
+        )
+        self.post(p.AdmitOk(admitted=admitted))
+
+    def _bound(self) -> Berth:
+        if self._berth is None:
+            raise PeerError("nothing was admitted")
+        return self._berth
+
+    async def _open_path(self, action: p.OpenPath) -> None:
+        record = await self.services.ledger.get(self.session_id)
+        if record is None or records.fate(record, self.move_id) != "moving":
+            raise PeerError(f"the record of {self.session_id} does not say that this move has begun")
+        self._record = record
+        self._reader = Reader(self._bound().memory, self.services.executors, self.hello.seed)
+        await self._reader.open()
+        begin = action.begin
+        if self._bound().path == "local":
+            self._path = await self._open_local(begin, self._reader)
+        else:
+            self._path = await self._open_staged(begin)
+        self._path.lost.add_done_callback(self._on_path_lost)
+        self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed)
+        await self._inbound.open()
+        self.post(p.PathReady())
+
+    async def _open_local(self, begin: m.Begin, target: Reader) -> Path:
+        if begin.socket is None or begin.token is None:
+            raise FramingError("begin names no socket for descriptors, the local path needs one")
+        timeout_ms = int(self.services.settings.peer_timeout_ms)
+        fds = await fetch(begin.socket, begin.token, len(begin.extent_bytes), timeout_ms)
+        try:
+            holding = _foreign(self.hello.manifest, begin, fds)
+            source = Reader(holding, self.services.executors, self.hello.seed)
+            await source.open(writable=False)
+        finally:
+            close_all(fds)
+        return LocalPath(source, target)
+
+    async def _open_staged(self, begin: m.Begin) -> Path:
+        memory = self._bound().memory
+        extents = [(fd, extent.nbytes) for fd, extent in zip(memory.fds, memory.extents, strict=True)]
+        regions = [
+            LaneRegion(place.extent, place.offset, region.nbytes)
+            for place, region in zip(memory.places, memory.manifest.regions, strict=True)
+        ]
+        timeout_ms = int(self.services.settings.peer_timeout_ms)
+        if not begin.lanes:
+            raise FramingError("begin offers no lanes, the staged path needs one")
+        lanes = []
+        try:
+            for offer in begin.lanes[: self.services.settings.lanes]:
+                lane = await self.services.lanes.lease(self.move_id, extents, regions, writable=True)
+                lanes.append(lane)
+                await lane.connect(offer.host, offer.port, offer.token, timeout_ms)
+        except BaseException:
+            for lane in lanes:
+                lane.abort()
+            raise
+        return StagedPath(lanes, self.services.gate)
+
+    def _on_path_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
+        if not future.cancelled() and not self.machine.facts.complete:
+            self.fail(future.result().code, f"path: {future.result()}")
+
+    def _on_landed(self, nbytes: int) -> None:
+        self.landed += nbytes
+        if self.landed - self._told >= max(PROGRESS_BYTES, self.hello.manifest.nbytes // 50):
+            self._told = self.landed
+            self.send(m.Progress(bytes=self.landed))
+
+    def _receiving(self) -> Inbound:
+        if self._inbound is None:
+            raise PeerError("a round is announced before the path was opened")
+        return self._inbound
+
+    def _start_round(self, action: p.StartRound) -> None:
+        self._receiving().start_round(action.number, final=action.final)
+
+    def _plan_part(self, action: p.PlanPart) -> None:
+        self._receiving().plan(action.part)
+
+    async def _close_round(self, action: p.CloseRound) -> None:
+        count = await self._receiving().close_round()
+        if self._path is not None and count.bytes >= RATED_BYTES:
+            self.services.note_rate(self._path.name, count.bytes, count.ms / 1000)
+            self._check_rate(self._path.name, count.bytes * 8 / count.ms / 1e6)
+        complete = p.RoundComplete(number=action.number, leaves=count.leaves, bytes=count.bytes, ms=count.ms)
+        self.post(complete)
+
+    def _check_rate(self, name: str, gbps: float) -> None:
+        floor = self.services.settings.min_gbps
+        if gbps < floor:
+            self.fail("path-too-slow", f"path {name} brought {gbps:.2f} Gb/s; --min-gbps asks for {floor:g}")
+
+    async def _verify(self, action: p.Verify) -> None:
+        inbound = self._receiving()
+        damaged = inbound.damaged()
+        if damaged.size:
+            self.log.warning("damaged leaves", leaves=int(damaged.size), first=damaged[:8].tolist())
+            self.post(p.DamageFound(leaves=int(damaged.size)))
+            return
+        sealed = action.sealed
+        found = await inbound.root(
+            session_id=self.session_id,
+            epoch=self.hello.epoch,
+            block=sealed.block,
+            host_states=sealed.host_states,
+        )
+        if found != sealed.root:
+            self.fail("root-mismatch", "leaf tables are equal and the roots are not: the seal is damaged")
+            return
+        self._bound().load(sealed.block, sealed.host_states)
+        self._verified_at = time.monotonic()
+        count = inbound.count
+        verified = m.Verified(
+            root=found,
+            leaves=count.leaves,
+            bytes=count.bytes,
+            kept_bytes=inbound.kept_bytes,
+            ms=count.ms,
+            damaged=inbound.damages(),
+        )
+        self.post(p.MemoryVerified(verified=verified))
+
+    async def _repair(self, _action: p.Repair) -> None:
+        await self._receiving().repair()
+        self.post(p.Repaired())
+
+    async def _commit_record(self, action: p.CommitRecord) -> None:
+        async with self._ledger_turn:
+            record = self._begun()
+            new = records.commit(
+                record, block=action.block, revision=self.hello.manifest.revision, root=action.root
+            )
+            try:
+                await self.services.ledger.swap(record, new)
+            except LostRaceError:
+                await self._report_standing()
+                return
+            self._record = new
+        self._committed_at = time.monotonic()
+        commit_ms = (self._committed_at - self._verified_at) * 1000
+        self.post(p.RecordCommitted(committed=m.Committed(epoch=new.epoch, commit_ms=commit_ms)))
+
+    def _begun(self) -> SessionRecord:
+        if self._record is None:
+            raise PeerError("the record was never read")
+        return self._record
+
+    async def _report_standing(self) -> None:
+        standing = await self.services.ledger.settle(self.session_id, self.move_id)
+        self.note_record(standing)
+        self.post(p.RecordSettled(outcome=self.outcome(standing)))
+
+    async def _adopt_record(self, _action: p.AdoptRecord) -> None:
+        berth = self._bound()
+        if not berth.attended and not self.hello.allow_unattended:
+            raise NoWorkerError("the standby's worker died before it could adopt")
+        await self._adopt()
+
+    async def _adopt(self) -> None:
+        berth = self._bound()
+        endpoint = berth.endpoint
+        async with self._ledger_turn:
+            record = self._begun()
+            new = records.adopt(record, self.services.claim, endpoint=endpoint)
+            try:
+                await self.services.ledger.swap(record, new)
+            except LostRaceError:
+                await self._report_standing()
+                return
+            self._record = new
+        berth.install(new, self.hello)
+        resume_ms = (time.monotonic() - self._committed_at) * 1000
+        adopted = m.Adopted(epoch=new.epoch, resume_ms=resume_ms, endpoint=endpoint)
+        self.post(p.RecordAdopted(adopted=adopted))
+
+    async def _close_record(self, _action: p.CloseRecord) -> None:
+        """Takes the move out of the record; if the ledger is away, the next writer's swap does it."""
+        async with self._ledger_turn:
+            record = self._begun()
+            if record.phase != "adopted":
+                return
+            new = records.release(record, self.services.claim)
+            try:
+                await self.services.ledger.swap(record, new)
+            except LostRaceError as lost:
+                new = lost.details.get("record") or record
+            self._record = new
+            self._bound().follow(new)
+
+    async def _abort_path(self, _action: p.AbortPath) -> None:
+        if self._quiet is None:
+            self._quiet = asyncio.ensure_future(self._end_path())
+        await asyncio.shield(self._quiet)
+
+    async def _end_path(self) -> None:
+        if self._path is not None:
+            self._path.abort()
+        await self._work.cancel()
+        if self._path is not None:
+            self._path.abort()
+        if self._inbound is not None:
+            await self._inbound.stop()
+        if self._path is not None:
+            await self._path.quiet()
+
+    async def _await_reclaim(self, _action: p.AwaitReclaim) -> None:
+        """Nobody takes the world here: the source may take it back, else it lives on unattended."""
+        deadline = time.monotonic() + 2 * self.services.settings.peer_timeout_ms / 1000
+        while self.machine.state is State.RECLAIMING:
+            try:
+                record = await self.services.ledger.settle(self.session_id, self.move_id)
+            except WorldMoveError as error:
+                self.log.warning("ledger does not answer", error=str(error))
+            else:
+                self.note_record(record)
+                if self.outcome(record) != "committed":
+                    self.post(p.RecordSettled(outcome=self.outcome(record)))
+                    return
+                if time.monotonic() >= deadline:
+                    await self._adopt()
+                    return
+            await asyncio.sleep(RECLAIM_POLL_S)
+
+    def _wipe_memory(self, _action: p.WipeMemory) -> None:
+        self._wiping = asyncio.ensure_future(self._wipe())
+
+    async def _wipe(self) -> None:
+        """Overwrites what arrived, once it is certain that nothing arrives any more."""
+        if self._quiet is not None:
+            await asyncio.shield(self._quiet)
+        if self._reader is not None:
+            await self._reader.fill(0)
+
+    async def _finish(self, _action: p.Finish) -> None:
+        """Everything of the move goes; a standby that was not used waits again, its memory wiped."""
+        if self.machine.state is State.RELEASED:
+            await self._let_go()
+        else:
+            await self._clean_up()
+        self._pins.close()
+        await self._close_peer()
+        self.changed.set()
+        if not self.done.done():
+            self.done.set_result(None)
+
+    async def _let_go(self) -> None:
+        try:
+            if self._path is not None:
+                await self._path.release()
+        except WorldMoveError as error:
+            self.log.info("path ended instead of being released", error=str(error))
+        if self._reader is not None:
+            await self._reader.close()
+
+    async def _clean_up(self) -> None:
+        await self._work.cancel()
+        if self._wiping is not None:
+            await asyncio.shield(self._wiping)
+        if self._reader is not None:
+            await self._reader.close()
+        if self._berth is not None:
+            self._berth.vacate()
+
+
+def _foreign(manifest: Manifest, begin: m.Begin, fds: Sequence[int]) -> Holding:
+    """The source's memory as seen from here; everything it says about it is checked."""
+    regions = manifest.regions
+    if len(begin.places) != len(regions):
+        raise FramingError(f"begin places {len(begin.places)} regions, the manifest has {len(regions)}")
+    for place, region in zip(begin.places, regions, strict=True):
+        inside = 0 <= place.extent < len(begin.extent_bytes) and place.offset >= 0
+        if not inside or place.offset + region.nbytes > begin.extent_bytes[place.extent]:
+            raise FramingError(f"begin places region {region.name!r} outside its extent")
+    extents = tuple(Extent(0, "host", nbytes) for nbytes in begin.extent_bytes)
+    counted = (False,) * len(extents)
+    return Holding(manifest, extents, tuple(begin.places), tuple(fds), counted, LeafMap(regions))

@@ -1,0 +1,253 @@
+"""What source and destination drivers share: the loop between a machine, its peer and the ledger.
+
+A driver decides synchronously and acts afterwards: `post` runs the machine and starts what it asks for;
+whatever comes of that is posted as the next event. Errors of actions become `Failed` events, so that
+there is one way in which a move goes wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from worldmove import messages as m
+from worldmove import protocol as p
+from worldmove.config import Settings
+from worldmove.descriptors import DescriptorDoor
+from worldmove.errors import LedgerError, ProtocolError, WorldMoveError
+from worldmove.executor.pool import ExecutorPool
+from worldmove.gate import Gate
+from worldmove.ledger.base import Ledger
+from worldmove.ledger.records import Claim, SessionRecord, fate
+from worldmove.machine import Machine, Role
+from worldmove.protocol import State
+from worldmove.rounds import RoundPolicy
+from worldmove.tasks import Tasks
+from worldmove.transport.pool import LanePool
+
+ABORTABLE = frozenset(
+    {
+        State.REQUESTED,
+        State.ADMITTED,
+        State.PREPARED,
+        State.COPYING,
+        State.PAUSING,
+        State.FINISHING,
+        State.VERIFYING,
+    }
+)
+LEDGER_RETRY_S = 0.2
+
+WORK = (
+    p.OfferPath, p.ReadTable, p.PauseWorld, p.SealWorld,
+    p.Admit, p.OpenPath, p.CloseRound, p.Verify, p.Repair,
+)  # fmt: skip
+"""Actions that may be cancelled when a move is given up. Those on the record never are."""
+
+
+class PeerChannel(Protocol):
+    """One control connection, message by message."""
+
+    async def send(self, message: bytes) -> None:
+        """Sends one message; raises ConnectionLostError once the connection is gone."""
+
+    async def receive(self) -> bytes:
+        """The next message; raises ConnectionLostError once the connection is gone."""
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """Closes with a WebSocket status code; never raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What a node lends to its moves."""
+
+    settings: Settings
+    claim: Claim
+    url: str
+    boot_id: str
+    ledger: Ledger
+    lanes: LanePool
+    executors: ExecutorPool
+    gate: Gate
+    door: DescriptorDoor
+    note_rate: Callable[[str, int, float], None]
+    """Told (path, bytes, seconds) of every round that moved enough to say something about the path."""
+
+
+Perform = Callable[[Any], Coroutine[Any, Any, None] | None]
+
+
+class Driver:
+    """Base of both drivers: one move, until its machine has ended.
+
+    Attributes:
+        machine: decides.
+        move_id: the move.
+        done: completes when the move has ended and everything that belongs to it is gone.
+    """
+
+    role: Role
+
+    def __init__(self, services: Services, move_id: str, policy: RoundPolicy) -> None:
+        self.services = services
+        self.move_id = move_id
+        self.machine = Machine(self.role, policy)
+        self.started = time.monotonic()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.changed = asyncio.Event()
+        self.log = structlog.get_logger().bind(move=move_id, role=self.role)
+        self._channel: PeerChannel | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._events: deque[Any] = deque()
+        self._handling = False
+        self._outbox: asyncio.Queue[m.Message | None] = asyncio.Queue()
+        self._tasks = Tasks(self._on_error)
+        self._work = Tasks(self._on_error)
+        self._peer_tasks = Tasks(self._on_peer_error)
+        self._ledger_turn = asyncio.Lock()
+        self._performers = self._actions()
+
+    def _actions(self) -> dict[type[p.Action], Perform]:
+        """Which method performs which action; subclasses add theirs."""
+        return {p.Send: self._send, p.SettleRecord: self._settle}
+
+    @property
+    def abortable(self) -> bool:
+        """Whether the move can still be given up by this side."""
+        return self.machine.state in ABORTABLE
+
+    @property
+    def waits_for_ledger(self) -> bool:
+        """Whether only the ledger's record can tell how it goes on."""
+        return self.machine.state in (State.SETTLING, State.RECLAIMING)
+
+    def fail(self, code: str, message: str) -> None:
+        """Gives the move up, unless it is committed or over already."""
+        if self.abortable:
+            self.post(p.Failed(code=code, message=message))
+
+    def post(self, event: Any) -> None:
+        """Lets the machine answer an event, and starts what it asks for. Never raises."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                self._handle(self._events.popleft())
+        finally:
+            self._handling = False
+
+    def _handle(self, event: Any) -> None:
+        if self.machine.ended:
+            return
+        before = self.machine.state
+        try:
+            actions = self.machine.handle(event)
+        except ProtocolError as error:
+            self.log.warning("illegal event", error=str(error), history=self.machine.history[-20:])
+            if not isinstance(event, p.Failed):
+                self.fail(error.code, str(error))
+            return
+        if self.machine.state is not before:
+            self.log.info("state", before=str(before), state=str(self.machine.state))
+        self.changed.set()
+        for action in actions:
+            self._perform(action)
+
+    def _perform(self, action: p.Action) -> None:
+        try:
+            work = self._performers[type(action)](action)
+        except WorldMoveError as error:
+            self._on_error(error)
+            return
+        if work is not None:
+            group = self._work if isinstance(action, WORK) else self._tasks
+            group.spawn(work, name=f"{self.role} {self.move_id} {type(action).__name__}")
+
+    def _on_error(self, error: BaseException) -> None:
+        if isinstance(error, WorldMoveError):
+            self.fail(error.code, str(error))
+            return
+        self.log.error("unexpected error", exc_info=error)
+        self.fail("internal", f"{type(error).__name__}: {error}")
+
+    def _send(self, action: p.Send) -> None:
+        self.send(action.message)
+
+    def send(self, message: m.Message) -> None:
+        """Puts a message in the queue to the peer; order is kept, nothing waits."""
+        self._outbox.put_nowait(message)
+
+    def start_peer(self, channel: PeerChannel) -> None:
+        """Begins to talk over `channel`."""
+        self._channel = channel
+        self._writer = self._peer_tasks.spawn(self._write(channel), name=f"{self.role} {self.move_id} write")
+        self._peer_tasks.spawn(self._read(channel), name=f"{self.role} {self.move_id} read")
+
+    async def _write(self, channel: PeerChannel) -> None:
+        while (message := await self._outbox.get()) is not None:
+            await channel.send(m.encode(message))
+
+    async def _read(self, channel: PeerChannel) -> None:
+        while True:
+            self.post(m.decode(await channel.receive()))
+
+    def _on_peer_error(self, error: BaseException) -> None:
+        if isinstance(error, WorldMoveError):
+            self.post(p.PeerLost(message=str(error)))
+        else:
+            self._on_error(error)
+
+    async def _close_peer(self) -> None:
+        """Lets what is queued for the peer leave, within the peer's time, then closes."""
+        if self._channel is None or self._writer is None:
+            return
+        self._outbox.put_nowait(None)
+        try:
+            async with asyncio.timeout(self.services.settings.peer_timeout_ms / 1000):
+                await asyncio.wait({self._writer})
+                await self._channel.close(1000, str(self.machine.state))
+        except (TimeoutError, WorldMoveError):
+            self.log.info("peer did not take the last words")
+        await self._peer_tasks.cancel()
+
+    async def _settle(self, _action: p.SettleRecord) -> None:
+        """Writes `aborted` where nothing else stands, and obeys the record; asks until the ledger answers."""
+        async with self._ledger_turn:
+            while True:
+                try:
+                    record = await self.services.ledger.settle(self.session_id, self.move_id)
+                except LedgerError as error:
+                    self.log.warning("ledger does not answer; the move waits for it", error=str(error))
+                    await asyncio.sleep(LEDGER_RETRY_S)
+                else:
+                    break
+        self.note_record(record)
+        self.post(p.RecordSettled(outcome=self.outcome(record)))
+
+    def outcome(self, record: SessionRecord) -> p.Outcome:
+        """What a record that stands means for this side."""
+        found = fate(record, self.move_id)
+        if found in ("committed", "adopted", "aborted", "reclaimed"):
+            return found
+        if found == "released":
+            return "adopted"
+        mine = record.owner == self.services.claim.name
+        return "aborted" if mine == (self.role == "source") else "adopted"
+
+    @property
+    def session_id(self) -> str:
+        """The session that moves."""
+        raise NotImplementedError
+
+    def note_record(self, record: SessionRecord) -> None:
+        """Keeps the record that stands."""
+        raise NotImplementedError

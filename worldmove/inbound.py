@@ -1,0 +1,173 @@
+"""The destination's memory during a move: what is known of it, what is asked for, what has landed.
+
+Landing, reading back and comparing are separate stages with bounded queues between them. A leaf counts as
+there only when it was read back from this node's memory, after the world was paused: what was copied
+live and kept is read once more while the last bytes still arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from worldmove import delta
+from worldmove.digest import LeafTable, Leaves
+from worldmove.manifest import DIGEST_BYTES, Span
+from worldmove.messages import DamagedLeaf, TablePart
+from worldmove.paths import Path
+from worldmove.reading import Reader
+from worldmove.tasks import Tasks
+
+UNREAD_PER_SLOT = 2
+
+
+@dataclass(slots=True)
+class RoundCount:
+    """What a round took so far."""
+
+    number: int
+    final: bool
+    started: float
+    leaves: int = 0
+    bytes: int = 0
+
+    @property
+    def ms(self) -> float:
+        """Since the round began."""
+        return (time.monotonic() - self.started) * 1000
+
+
+class Inbound:
+    """Receives one session into one memory.
+
+    Errors of the work that it spawns go to `on_error`; the owner then aborts the path and calls `stop`.
+    `on_landed` is told the bytes of each batch that has landed.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        path: Path,
+        on_error: Callable[[BaseException], None],
+        on_landed: Callable[[int], None],
+    ) -> None:
+        self._reader = reader
+        self._path = path
+        self._tasks = Tasks(on_error)
+        self._on_landed = on_landed
+        self._slots = asyncio.Semaphore(path.width)
+        self._unread = asyncio.Semaphore(path.width * UNREAD_PER_SLOT)
+        self._count = RoundCount(0, final=False, started=0.0)
+        self._attempts: dict[int, int] = {}
+        count = reader.memory.leaf_map.count
+        self._asked = np.zeros(count, dtype=np.bool_)
+        self._own: LeafTable
+        self._again: LeafTable
+        self._theirs: LeafTable
+
+    async def open(self) -> None:
+        """Makes the tables: what lies here, what was read again in the pause, and the source's."""
+        self._own = await self._reader.table()
+        self._again = await self._reader.table()
+        self._theirs = await self._reader.table()
+
+    def start_round(self, number: int, *, final: bool) -> None:
+        """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
+        self._count = RoundCount(number, final=final, started=time.monotonic())
+        self._asked[:] = False
+        self._theirs.forget()
+        if final:
+            kept = self._reader.memory.leaf_map.runs(np.flatnonzero(self._own.known))
+            self._tasks.spawn(self._reader.read(self._again, kept, urgent=True))
+        self._ask(np.flatnonzero(~self._own.known))
+
+    def plan(self, part: TablePart) -> None:
+        """Takes a part of the source's table and asks for the leaves that differ.
+
+        Raises:
+            ValidationError: the part lies outside the session's leaves.
+        """
+        self._theirs.store(part.first, part.digests)
+        unequal = self._own.differing(self._theirs, part.first, len(part.digests) // DIGEST_BYTES)
+        self._ask(unequal[~self._asked[unequal]])
+
+    async def close_round(self) -> RoundCount:
+        """Returns when everything that was asked for has landed and was read back."""
+        await self._tasks.join()
+        if self._count.final:
+            kept = ~self._asked & self._again.known
+            self._own.rows[kept] = self._again.rows[kept]
+        return self._count
+
+    def damaged(self) -> Leaves:
+        """Leaves whose bytes here differ from the source's table."""
+        return self._own.differing(self._theirs)
+
+    async def repair(self) -> None:
+        """Asks once more for the damaged leaves, and reads them back."""
+        wrong = self.damaged()
+        for leaf in wrong.tolist():
+            self._attempts[leaf] = self._attempts.get(leaf, 0) + 1
+        self._own.forget(wrong)
+        self._ask(wrong)
+        await self._tasks.join()
+
+    def damages(self) -> tuple[DamagedLeaf, ...]:
+        """What had to be sent again in this move, by region and leaf of the region; the first 10,000."""
+        leaf_map, regions = self._reader.memory.leaf_map, self._reader.memory.manifest.regions
+        found = []
+        for leaf, attempts in sorted(self._attempts.items())[:10_000]:
+            region = int(np.searchsorted(leaf_map.first, leaf, side="right")) - 1
+            index = leaf - int(leaf_map.first[region])
+            found.append(DamagedLeaf(regions[region].name, index, attempts))
+        return tuple(found)
+
+    async def root(self, *, session_id: str, epoch: int, block: int, host_states: Sequence[bytes]) -> str:
+        """The root (hex) of what lies in memory here."""
+        return await self._reader.root(
+            self._own, session_id=session_id, epoch=epoch, block=block, host_states=host_states
+        )
+
+    @property
+    def count(self) -> RoundCount:
+        """What the last round took."""
+        return self._count
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the state that the last round did not have to send."""
+        return max(self._reader.memory.manifest.nbytes - self._count.bytes, 0)
+
+    async def stop(self) -> None:
+        """Cancels all work; memory is quiet once the path and the executors are, too."""
+        await self._tasks.cancel()
+
+    def _ask(self, leaves: Leaves) -> None:
+        if leaves.size == 0:
+            return
+        self._asked[leaves] = True
+        spans = self._reader.memory.leaf_map.runs(leaves)
+        self._count.leaves += int(leaves.size)
+        self._count.bytes += sum(span.length for span in spans)
+        self._tasks.spawn(self._bring(spans))
+
+    async def _bring(self, spans: Sequence[Span]) -> None:
+        for batch in delta.batches(spans, self._reader.memory.leaf_map, self._path.batch_bytes):
+            await self._unread.acquire()
+            await self._slots.acquire()
+            self._tasks.spawn(self._bring_batch(batch))
+
+    async def _bring_batch(self, batch: Sequence[Span]) -> None:
+        try:
+            try:
+                await self._path.pull(batch, urgent=self._count.final)
+            finally:
+                self._slots.release()
+            self._on_landed(sum(span.length for span in batch))
+            await self._reader.read(self._own, batch, urgent=self._count.final)
+        finally:
+            self._unread.release()

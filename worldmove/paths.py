@@ -1,0 +1,134 @@
+"""The ways from the source's memory to the destination's: pulled over lanes, or copied on one host.
+
+A path pulls a batch of spans and returns when the bytes lie in this node's memory. It promises nothing
+about them: they are read back and compared afterwards, by somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from worldmove.errors import WorldMoveError
+from worldmove.gate import Gate
+from worldmove.manifest import Span
+from worldmove.reading import Reader
+from worldmove.transport.pool import Lane
+
+BATCH_BYTES = 16 << 20
+BATCHES_PER_LANE = 2
+
+
+class Path(Protocol):
+    """One open way to the source's bytes."""
+
+    name: str
+    batch_bytes: int
+    width: int
+    """How many batches may be under way at once."""
+    lost: asyncio.Future[WorldMoveError]
+    """Completes when the path can bring nothing more."""
+
+    async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
+        """Brings the spans; returns when they lie in memory."""
+
+    async def release(self) -> None:
+        """Ends the path in peace: nothing is under way."""
+
+    def abort(self) -> None:
+        """Ends the path at once; never waits."""
+
+    async def quiet(self) -> None:
+        """After `abort`: returns when it is certain that nothing writes into memory any more."""
+
+
+class StagedPath:
+    """Pulls over leased lanes, each batch under a grant of the node's gate."""
+
+    name = "staged"
+
+    def __init__(self, lanes: Sequence[Lane], gate: Gate) -> None:
+        self._lanes = list(lanes)
+        self._load = {id(lane): 0 for lane in self._lanes}
+        self._gate = gate
+        self.batch_bytes = gate.batch_bytes(BATCH_BYTES)
+        self.width = BATCHES_PER_LANE * len(self._lanes)
+        self.lost: asyncio.Future[WorldMoveError] = asyncio.get_running_loop().create_future()
+        for lane in self._lanes:
+            lane.lost.add_done_callback(self._on_lost)
+
+    def _on_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
+        if not future.cancelled() and not self.lost.done():
+            self.lost.set_result(future.result())
+
+    async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
+        """Brings the spans over the lane with the fewest batches under way."""
+        nbytes = sum(span.length for span in spans)
+        async with self._gate.grant(nbytes, urgent=urgent):
+            lane = min(self._lanes, key=lambda one: self._load[id(one)])
+            self._load[id(lane)] += 1
+            try:
+                await lane.pull(spans)
+            finally:
+                self._load[id(lane)] -= 1
+
+    async def release(self) -> None:
+        """Gives the lanes back to the pool."""
+        await asyncio.gather(*(lane.release() for lane in self._lanes))
+
+    def abort(self) -> None:
+        """Ends the lanes' processes."""
+        for lane in self._lanes:
+            lane.abort()
+
+    async def quiet(self) -> None:
+        """Returns when every lane's process has been reaped."""
+        await asyncio.gather(*(lane.gone() for lane in self._lanes))
+
+
+class LocalPath:
+    """Copies between two mappings on one host, in the executors."""
+
+    name = "local"
+    batch_bytes = BATCH_BYTES
+    width = 4
+
+    def __init__(self, source: Reader, target: Reader) -> None:
+        self._source = source
+        self._target = target
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._aborted = False
+        self.lost: asyncio.Future[WorldMoveError] = asyncio.get_running_loop().create_future()
+
+    async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
+        """Copies the spans."""
+        if self._aborted:
+            raise asyncio.CancelledError
+        self._under_way += 1
+        self._idle.clear()
+        copying = asyncio.ensure_future(self._target.copy_from(self._source, spans, urgent=urgent))
+        copying.add_done_callback(self._copied)
+        await asyncio.shield(copying)
+
+    def _copied(self, task: asyncio.Future[None]) -> None:
+        if not task.cancelled():
+            task.exception()
+        self._under_way -= 1
+        if self._under_way == 0:
+            self._idle.set()
+
+    async def release(self) -> None:
+        """Unmaps the source's memory in the executors."""
+        await self._source.close()
+
+    def abort(self) -> None:
+        """Starts no further copy."""
+        self._aborted = True
+
+    async def quiet(self) -> None:
+        """Returns when the copies that were under way have ended, and the source's memory is unmapped."""
+        await self._idle.wait()
+        await self._source.close()

@@ -1,0 +1,166 @@
+"""The account of one move at its source: times, bytes and roots as they happen; the receipt at the end."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from worldmove import errors
+from worldmove import messages as m
+from worldmove.errors import LedgerError, MoveAbortedError, PeerError, RejectedError, WorldMoveError
+from worldmove.hosting.ranks import Pause
+from worldmove.ledger.base import Ledger
+from worldmove.machine import Machine
+from worldmove.protocol import State
+from worldmove.views import Damage, MoveState, Receipt, RoundView
+
+
+def now_text() -> str:
+    """The time of day for people, ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Account:
+    """Collects what the receipt will say. All times in seconds of this process's monotonic clock."""
+
+    def __init__(self, hello: m.Hello, destination: str) -> None:
+        self.hello = hello
+        self.destination = destination
+        self.created_at = now_text()
+        self.started = time.monotonic()
+        self.path: str | None = None
+        self.lanes = 0
+        self.destination_incarnation = 0
+        self.prepare_ms: float | None = None
+        self.block: int | None = None
+        self.landed = 0
+        self.source_root: str | None = None
+        self.receipt: Receipt | None = None
+        self._rejected: m.Rejected | None = None
+        self._stopped_at: float | None = None
+        self._verified: m.Verified | None = None
+        self._committed: m.Committed | None = None
+        self._adopted: m.Adopted | None = None
+        self._pause_ms: float | None = None
+
+    def note(self, event: Any) -> None:
+        """Keeps what messages of the destination say."""
+        if isinstance(event, m.Admitted):
+            self.path, self.lanes = event.path, event.lanes
+            self.destination_incarnation = event.incarnation
+        elif isinstance(event, m.Rejected):
+            self._rejected = event
+        elif isinstance(event, m.Progress):
+            self.landed = event.bytes
+        elif isinstance(event, m.Verified):
+            self._verified = event
+        elif isinstance(event, m.Committed):
+            self._committed = event
+        elif isinstance(event, m.Adopted):
+            self._adopted = event
+            if self._stopped_at is not None:
+                self._pause_ms = (time.monotonic() - self._stopped_at) * 1000
+
+    def prepared(self) -> None:
+        """The path is open."""
+        self.prepare_ms = self.elapsed_ms
+
+    def paused(self, pause: Pause) -> None:
+        """The world stands."""
+        self.block = pause.block
+        self._stopped_at = pause.stopped_at
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Since the move was asked for."""
+        return (time.monotonic() - self.started) * 1000
+
+    def rejection(self, code: str | None, message: str | None) -> WorldMoveError | None:
+        """The error for whoever asked, if the move ended before it was admitted."""
+        if code is None:
+            return None
+        if self._rejected is not None:
+            return rejection_error(self._rejected)
+        if code == "peer":
+            return PeerError(message or code)
+        return MoveAbortedError(f"{code}: {message}", reason=code)
+
+    async def write(self, ledger: Ledger, machine: Machine, epoch: int) -> None:
+        """Makes the receipt and keeps it in the ledger; a rejection leaves none there."""
+        self.receipt = self._make(machine, epoch)
+        if machine.state is State.REJECTED:
+            return
+        try:
+            await ledger.put_receipt(self.receipt)
+        except LedgerError as error:
+            structlog.get_logger().warning("receipt was not kept", move=self.hello.move_id, error=str(error))
+
+    def _make(self, machine: Machine, epoch: int) -> Receipt:
+        facts = machine.facts
+        verified = self._verified
+        rounds = tuple(
+            RoundView(
+                number=number,
+                final=verified is not None and number == facts.round,
+                leaves=taken.leaves,
+                bytes=taken.bytes,
+                ms=taken.ms,
+            )
+            for number, taken in enumerate(facts.rounds, start=1)
+        )
+        commit = self._committed.commit_ms if self._committed else None
+        resume = self._adopted.resume_ms if self._adopted else None
+        data = None
+        if self._pause_ms is not None and commit is not None and resume is not None:
+            data = self._pause_ms - commit - resume
+        return Receipt(
+            migration_id=self.hello.move_id,
+            session_id=self.hello.session_id,
+            source=self.hello.source,
+            destination=self.destination,
+            state=move_state(machine.state),
+            path=self.path,
+            live=self.hello.live,
+            epoch=epoch,
+            block=self.block,
+            state_bytes=self.hello.manifest.nbytes,
+            sent_bytes=sum(taken.bytes for taken in facts.rounds),
+            kept_bytes=verified.kept_bytes if verified else 0,
+            rounds=rounds,
+            damaged=tuple(
+                Damage(region=leaf.region, leaf=leaf.leaf, attempts=leaf.attempts)
+                for leaf in (verified.damaged if verified else ())
+            ),
+            source_root=self.source_root,
+            destination_root=verified.root if verified else None,
+            pause_ms=self._pause_ms,
+            data_ms=data,
+            commit_ms=commit,
+            resume_ms=resume,
+            total_ms=self.elapsed_ms,
+            missed=self._missed(),
+            lanes=self.lanes,
+            finished_at=now_text(),
+            code=facts.code,
+            reason=facts.message,
+        )
+
+    def _missed(self) -> bool:
+        late = self._pause_ms is not None and self._pause_ms > self.hello.horizon_ms
+        return late or (self._adopted is not None and self.elapsed_ms > self.hello.deadline_ms)
+
+
+def move_state(state: State) -> MoveState:
+    """A machine's state in the contract's words; the machine's own waits have none."""
+    return state.value  # type: ignore[return-value]
+
+
+def rejection_error(rejected: m.Rejected) -> WorldMoveError:
+    """The error that a destination's rejection stands for, with its details."""
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, WorldMoveError) and kind.code == rejected.code:
+            return kind(rejected.message, **rejected.details)
+    return RejectedError(rejected.message, reason=rejected.code, **rejected.details)

@@ -1,0 +1,209 @@
+"""The sessions of one node, the berths for those that come, and the news of both."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from worldmove import messages as m
+from worldmove.feed import Feed
+from worldmove.hosting.host import Host
+from worldmove.hosting.memory import Holding
+from worldmove.hosting.ranks import Change
+from worldmove.hosting.slots import Slot
+from worldmove.ledger.records import SessionRecord
+from worldmove.page.messages import Ended, Moved
+from worldmove.views import SessionEvent, SessionState, SessionView
+
+MAX_FEEDS = 20_000
+
+
+class Session:
+    """One session that this node holds.
+
+    Attributes:
+        slot: memory and ranks.
+        record: the ledger's record, as this node last saw it.
+        move: the driver of the move away from here, while there is one.
+    """
+
+    def __init__(self, slot: Slot, record: SessionRecord, book: SessionBook) -> None:
+        self.slot = slot
+        self.record = record
+        self.move: Any = None
+        self._book = book
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self.record.session_id
+
+    @property
+    def state(self) -> SessionState:
+        """What a viewer or operator wants to know."""
+        state = self.slot.ranks.state
+        if state == "paused" and self.move is not None and self.move.waits_for_ledger:
+            return "fenced"
+        return "ended" if state == "moved" else state
+
+    def view(self, node: str, url: str) -> SessionView:
+        """As shown by the node that holds it."""
+        manifest = self.slot.manifest
+        return SessionView(
+            id=self.id,
+            model=manifest.model,
+            owner=node,
+            owner_url=url,
+            epoch=self.record.epoch,
+            block=self.slot.ranks.block,
+            state=self.state,
+            revision=manifest.revision,
+            bytes=manifest.nbytes,
+            ranks=len(manifest.ranks),
+            block_ms=manifest.block_ms,
+            horizon_ms=manifest.horizon_ms,
+            endpoint=self.record.endpoint,
+            migration_id=self.move.move_id if self.move is not None else None,
+        )
+
+    def begin_move(self, move: Any) -> None:
+        """From now on the session is in a move."""
+        self.move = move
+        self._book.publish(self, "moving")
+
+    def end_move(self, move: Any) -> None:
+        """The move has ended; the session is free for the next one, if it is still here."""
+        if self.move is move:
+            self.move = None
+            if self._book.get(self.id) is self:
+                self._book.publish(self, "state")
+
+    def leave(self, destination: str, endpoint: str | None) -> None:
+        """Tells the worker where its session went, and gives up memory and name here."""
+        self._book.publish(self, "moved", owner=destination, endpoint=endpoint)
+        self._book.remove(self, Moved(destination, endpoint))
+
+
+class Berth:
+    """Reserved memory for one session that comes: a standby's, or memory without a worker.
+
+    Attributes:
+        path: how the bytes will come.
+        on_lost: called when the standby's worker dies before the adoption.
+    """
+
+    def __init__(self, slot: Slot, path: str, move_id: str, book: SessionBook, *, bare: bool) -> None:
+        self.slot = slot
+        self.path = path
+        self.on_lost: Callable[[], None] | None = None
+        self._move_id = move_id
+        self._book = book
+        self._bare = bare
+        self._session: Session | None = None
+
+    @property
+    def memory(self) -> Holding:
+        """Where the bytes go."""
+        return self.slot.holding
+
+    @property
+    def attended(self) -> bool:
+        """Whether a worker is there for every rank."""
+        return self.slot.ranks.attended
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where the session will be served from here."""
+        return self.slot.manifest.endpoint
+
+    def load(self, block: int, host_states: tuple[bytes, ...]) -> None:
+        """Before the commit: block and host states into the page; nobody is told."""
+        self._book.host.load(self.slot, block, host_states)
+
+    def install(self, record: SessionRecord, hello: m.Hello) -> None:
+        """The record says `adopted`: the slot is the session's, and its worker may generate."""
+        self.on_lost = None
+        host = self._book.host
+        host.adopt(self.slot, record.session_id, record.epoch, hello.manifest, hello.seed)
+        self._session = self._book.add(self.slot, record)
+
+    def follow(self, record: SessionRecord) -> None:
+        """The record of the installed session has changed."""
+        if self._session is not None and self._session.record.epoch == record.epoch:
+            self._session.record = record
+
+    def vacate(self) -> None:
+        """The session did not come; memory has been wiped. A standby waits again, bare memory goes."""
+        self.on_lost = None
+        self._book.host.unbind(self.slot, self._move_id)
+        if self._bare:
+            self._book.host.close_slot(self.slot, Ended("the session did not come"))
+
+
+class SessionBook:
+    """All sessions of a node by id, and the feed of each."""
+
+    def __init__(self, node: str, url: str, host: Host) -> None:
+        self.host = host
+        self._node = node
+        self._url = url
+        self._sessions: dict[str, Session] = {}
+        self._feeds: OrderedDict[str, Feed[SessionEvent]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def all(self) -> list[Session]:
+        """All sessions here, by id."""
+        return [self._sessions[key] for key in sorted(self._sessions)]
+
+    def get(self, session_id: str) -> Session | None:
+        """The session, if this node holds it."""
+        return self._sessions.get(session_id)
+
+    def add(self, slot: Slot, record: SessionRecord) -> Session:
+        """A session begins here, by registration or adoption."""
+        session = Session(slot, record, self)
+        self._sessions[record.session_id] = session
+        self.publish(session, "registered")
+        return session
+
+    def remove(self, session: Session, answer: Moved | Ended) -> None:
+        """A session ends here; its workers hear why, and its memory goes."""
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
+        self.host.close_slot(session.slot, answer)
+
+    def feed(self, session_id: str) -> Feed[SessionEvent]:
+        """The news of a session; kept for a while after it has left."""
+        feed = self._feeds.setdefault(session_id, Feed())
+        self._feeds.move_to_end(session_id)
+        while len(self._feeds) > max(MAX_FEEDS, 2 * len(self._sessions)):
+            _, oldest = self._feeds.popitem(last=False)
+            oldest.close()
+        return feed
+
+    def publish(
+        self, session: Session, kind: Any, *, owner: str | None = None, endpoint: str | None = None
+    ) -> None:
+        """Tells whoever reads the session's feed what has changed."""
+        feed = self.feed(session.id)
+        view = session.view(owner or self._node, self._url)
+        if owner is not None:
+            view = SessionView(
+                **{name: getattr(view, name) for name in view.__struct_fields__}
+                | {"owner": owner, "owner_url": None, "endpoint": endpoint, "migration_id": None}
+            )
+        feed.publish(SessionEvent(seq=feed.last + 1, type=kind, session=view))
+
+    def on_slot_change(self, slot: Slot, change: Change) -> None:
+        """What happened to the workers of a slot that holds a session."""
+        session = self._sessions.get(slot.id)
+        if session is None or session.slot is not slot:
+            return
+        if session.move is not None and change == "revised":
+            session.move.fail("revised", "the session's regions were revised during the move")
+        if session.move is not None and change in ("lost", "left"):
+            session.move.fail("worker-lost", "the session's worker is gone")
+        self.publish(session, "state")

@@ -1,0 +1,285 @@
+"""The source's driver: leads the move of one session away from this node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+from worldmove import messages as m
+from worldmove import protocol as p
+from worldmove.digest import LeafTable
+from worldmove.driver import Driver, PeerChannel, Perform, Services
+from worldmove.errors import LostRaceError, PeerError, WorldMoveError
+from worldmove.hosting.ranks import Pause
+from worldmove.ledger import records
+from worldmove.ledger.records import MoveRef, SessionRecord
+from worldmove.machine import Role
+from worldmove.protocol import State
+from worldmove.reading import Reader
+from worldmove.receipts import Account
+from worldmove.rounds import RoundPolicy
+from worldmove.sessions import Session
+from worldmove.transport.pool import Lane, LaneRegion
+
+Connect = Callable[[], Awaitable[PeerChannel]]
+DOUBT_POLL_S = 0.05
+
+
+class SourceMove(Driver):
+    """One move, seen from the node that owns the session.
+
+    Attributes:
+        session: what moves; its `move` is this driver until the move has ended.
+        account: times and bytes for the receipt.
+        admission: completes with `None` once the destination has taken the session, or with the rejection.
+    """
+
+    role: Role = "source"
+
+    def __init__(
+        self, services: Services, session: Session, hello: m.Hello, destination: str, connect: Connect
+    ) -> None:
+        policy = RoundPolicy(max_rounds=services.settings.max_rounds, horizon_ms=hello.horizon_ms)
+        super().__init__(services, hello.move_id, policy)
+        self.session = session
+        self.hello = hello
+        self.destination = destination
+        self.account = Account(hello, destination)
+        self.admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connect = connect
+        self._lanes: list[Lane] = []
+        self._pins = contextlib.ExitStack()
+        self._holding = self._pins.enter_context(session.slot.pinned())
+        self._token: bytes | None = None
+        self._reader = Reader(self._holding, services.executors, session.slot.seed)
+        self._table: LeafTable | None = None
+        self._pause: Pause | None = None
+        self._quiet: asyncio.Future[None] | None = None
+
+    @property
+    def session_id(self) -> str:
+        """The session that moves."""
+        return self.hello.session_id
+
+    def note_record(self, record: SessionRecord) -> None:
+        """The session follows its record."""
+        self.session.record = record
+
+    def _actions(self) -> dict[type[p.Action], Perform]:
+        return super()._actions() | {
+            p.BeginRecord: self._begin_record,
+            p.OfferPath: self._offer_path,
+            p.NotePrepared: self._note_prepared,
+            p.ReadTable: self._read_table,
+            p.PauseWorld: self._pause_world,
+            p.SealWorld: self._seal_world,
+            p.ResumeWorld: self._resume_world,
+            p.ReleaseWorld: self._release_world,
+            p.AbortPath: self._abort_path,
+            p.AwaitAdoption: self._await_adoption,
+            p.Finish: self._finish,
+        }
+
+    def begin(self) -> None:
+        """Starts the move."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(
+            self.hello.deadline_ms / 1000,
+            lambda: self.fail("deadline", f"not committed within {self.hello.deadline_ms:g} ms"),
+        )
+        self._tasks.spawn(self._open())
+
+    async def _open(self) -> None:
+        try:
+            channel = await self._connect()
+        except PeerError as error:
+            self.post(p.PeerLost(message=str(error)))
+            return
+        self.start_peer(channel)
+        self.post(p.Start(hello=self.hello))
+
+    def _handle(self, event: object) -> None:
+        self.account.note(event)
+        super()._handle(event)
+        if self.machine.state not in (State.REQUESTED, State.REJECTED, State.ABORTED):
+            self._answer(None)
+
+    def _answer(self, error: WorldMoveError | None) -> None:
+        if self.admission.done():
+            return
+        if error is None:
+            self.admission.set_result(None)
+        else:
+            self.admission.set_exception(error)
+
+    async def _begin_record(self, _action: p.BeginRecord) -> None:
+        claim = self.services.claim
+        async with self._ledger_turn:
+            old = self.session.record
+            move = MoveRef(
+                move_id=self.move_id,
+                source=claim.name,
+                source_incarnation=claim.incarnation,
+                destination=self.destination,
+                destination_incarnation=self.account.destination_incarnation,
+            )
+            new = records.begin(old, move)
+            await self.services.ledger.swap(old, new)
+            self.session.record = new
+        self.post(p.RecordBegun())
+
+    async def _offer_path(self, action: p.OfferPath) -> None:
+        await self._reader.open()
+        self._table = await self._reader.table()
+        memory = self._holding
+        if action.path == "local":
+            self._token = secrets.token_bytes(32)
+            self.services.door.offer(self._token, memory.fds)
+            begin = m.Begin(
+                socket=str(self.services.door.path),
+                token=self._token,
+                extent_bytes=tuple(extent.nbytes for extent in memory.extents),
+                places=memory.places,
+            )
+        else:
+            begin = m.Begin(lanes=await self._serve_lanes(action.lanes))
+        self.post(p.PathOffered(begin=begin))
+
+    async def _serve_lanes(self, count: int) -> tuple[m.LaneOffer, ...]:
+        memory = self._holding
+        extents = [(fd, extent.nbytes) for fd, extent in zip(memory.fds, memory.extents, strict=True)]
+        regions = [
+            LaneRegion(place.extent, place.offset, region.nbytes)
+            for place, region in zip(memory.places, memory.manifest.regions, strict=True)
+        ]
+        host = urlsplit(self.services.url).hostname or "127.0.0.1"
+        offers = []
+        for _ in range(count):
+            lane = await self.services.lanes.lease(self.move_id, extents, regions, writable=False)
+            self._lanes.append(lane)
+            lane.lost.add_done_callback(self._on_lane_lost)
+            token = secrets.token_bytes(32)
+            await lane.serve(token)
+            offers.append(m.LaneOffer(host, lane.port, token))
+        return tuple(offers)
+
+    def _on_lane_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
+        if not future.cancelled() and not self.machine.facts.complete:
+            self.fail(future.result().code, f"lane: {future.result()}")
+
+    def _note_prepared(self, _action: p.NotePrepared) -> None:
+        self.account.prepared()
+        self.post(p.PreparedHere())
+
+    async def _read_table(self, action: p.ReadTable) -> None:
+        table = self._opened_table()
+
+        def send(first: int, count: int) -> None:
+            for start in range(first, first + count, m.MAX_PART_LEAVES):
+                some = min(m.MAX_PART_LEAVES, first + count - start)
+                self.send(m.TablePart(number=action.number, first=start, digests=table.slice(start, some)))
+
+        spans = self._reader.all_spans()
+        await self._reader.read(table, spans, urgent=action.final, on_read=send)
+        self.post(p.TableDone(number=action.number))
+
+    def _opened_table(self) -> LeafTable:
+        if self._table is None:
+            raise PeerError("a table is wanted before the path was opened")
+        return self._table
+
+    async def _pause_world(self, _action: p.PauseWorld) -> None:
+        timeout = max(self.hello.deadline_ms - self.account.elapsed_ms, 0) / 1000
+        allow = self.hello.allow_unattended
+        self._pause = await self.session.slot.ranks.pause(timeout, allow_unattended=allow)
+        self.account.paused(self._pause)
+        self.post(p.WorldPaused(block=self._pause.block))
+
+    async def _seal_world(self, _action: p.SealWorld) -> None:
+        pause = self._pause
+        if pause is None:
+            raise PeerError("a seal is wanted before the world was paused")
+        sealed_root = await self._reader.root(
+            self._opened_table(),
+            session_id=self.session_id,
+            epoch=self.hello.epoch,
+            block=pause.block,
+            host_states=pause.host_states,
+        )
+        self.account.source_root = sealed_root
+        sealed = m.Sealed(block=pause.block, host_states=pause.host_states, root=sealed_root)
+        self.post(p.WorldSealed(sealed=sealed))
+
+    def _resume_world(self, _action: p.ResumeWorld) -> None:
+        if self._pause is not None:
+            self._pause.resume()
+
+    async def _release_world(self, action: p.ReleaseWorld) -> None:
+        endpoint = action.endpoint or self.session.record.endpoint
+        self.session.leave(self.destination, endpoint)
+        await self._close_path()
+        self.post(p.WorldReleased())
+
+    async def _abort_path(self, _action: p.AbortPath) -> None:
+        if self._quiet is None:
+            self._quiet = asyncio.ensure_future(self._ended_path())
+        await asyncio.shield(self._quiet)
+
+    async def _ended_path(self) -> None:
+        await self._work.cancel()
+        for lane in self._lanes:
+            lane.abort()
+        await asyncio.gather(*(lane.gone() for lane in self._lanes))
+        self._lanes.clear()
+        await self._close_path()
+
+    async def _close_path(self) -> None:
+        if self._token is not None:
+            self.services.door.withdraw(self._token)
+        lanes, self._lanes = self._lanes, []
+        try:
+            await asyncio.gather(*(lane.release() for lane in lanes))
+        except WorldMoveError as error:
+            self.log.info("lane ended instead of being released", error=str(error))
+        await self._reader.close()
+
+    async def _await_adoption(self, _action: p.AwaitAdoption) -> None:
+        """The destination has the peer's time to adopt; then the world is taken back by a swap."""
+        deadline = time.monotonic() + self.services.settings.peer_timeout_ms / 1000
+        ledger, claim = self.services.ledger, self.services.claim
+        while self.machine.state is State.RECLAIMING:
+            try:
+                record = await ledger.settle(self.session_id, self.move_id)
+                if self.outcome(record) == "committed" and time.monotonic() >= deadline:
+                    new = records.reclaim(record, claim)
+                    await ledger.swap(record, new)
+                    record = new
+            except LostRaceError:
+                continue
+            except WorldMoveError as error:
+                self.log.warning("ledger does not answer; the world waits for it", error=str(error))
+            else:
+                if self.outcome(record) != "committed":
+                    self.note_record(record)
+                    self.post(p.RecordSettled(outcome=self.outcome(record)))
+                    return
+            await asyncio.sleep(DOUBT_POLL_S)
+
+    async def _finish(self, _action: p.Finish) -> None:
+        facts = self.machine.facts
+        if self._quiet is not None:
+            await asyncio.shield(self._quiet)
+        else:
+            await self._close_path()
+        self._answer(self.account.rejection(facts.code, facts.message))
+        await self.account.write(self.services.ledger, self.machine, self.session.record.epoch)
+        self._pins.close()
+        self.session.end_move(self)
+        await self._close_peer()
+        self.changed.set()
+        if not self.done.done():
+            self.done.set_result(None)
