@@ -190,6 +190,12 @@ class FencedError(LedgerError):
     code = "fenced"
 
 
+class SessionEndedError(WorldMoveError):
+    """The session or standby was ended at its node while its worker held it."""
+
+    code = "session-ended"
+
+
 class ProtocolError(WorldMoveError):
     """An event that the protocol's machine does not allow in its state; `details["history"]` is attached."""
 

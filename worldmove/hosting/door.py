@@ -1,0 +1,247 @@
+"""The Unix socket through which workers come: who they are is checked, then they get their descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from worldmove.errors import (
+    ConfigError,
+    DeadlineError,
+    ProtocolError,
+    TransportError,
+    UnauthorizedError,
+    WorldMoveError,
+)
+from worldmove.hosting.ranks import Ranks
+from worldmove.ipc import Channel, close_all
+from worldmove.page.messages import (
+    FDS_PER_MESSAGE,
+    PROTOCOL,
+    Adopted,
+    Answer,
+    Bye,
+    Hello,
+    Memory,
+    Paused,
+    Ready,
+    Refused,
+    Rejoin,
+    Revise,
+    Started,
+    Welcome,
+    WorkerMessage,
+)
+
+FIRST_MESSAGE_S = 5.0
+READY_S = 120.0
+"""Mapping and populating many gigabytes takes a while."""
+BACKLOG = 512
+
+log = structlog.get_logger(__name__)
+
+
+class Entry(NamedTuple):
+    """An accepted rank: what it is told and given. `stopped` and `waiting` as for `Ranks.attach`."""
+
+    slot: str
+    ranks: Ranks
+    rank: int
+    welcome: Welcome
+    page_fd: int
+    fds: tuple[int, ...]
+    stopped: int | None
+    waiting: bool
+
+
+class Desk(Protocol):
+    """Who decides at the door."""
+
+    def enter(self, first: Hello | Rejoin) -> Entry:
+        """Accepts a rank, or raises a `WorldMoveError`. The entry's descriptors are the caller's to close."""
+
+    async def revise(self, slot: str, rank: int, revision: Revise, fds: Sequence[int]) -> None:
+        """Takes in a revision and its descriptors; raises a `WorldMoveError` if it is wrong."""
+
+
+class Door:
+    """Listens at `path`; one task for each worker.
+
+    Args:
+        path: of the socket; whatever lies there is replaced, since a stopped former incarnation may hold it.
+        desk: accepts ranks.
+    """
+
+    def __init__(self, path: Path, desk: Desk) -> None:
+        self.path = path
+        self._desk = desk
+        self._sock: socket.socket | None = None
+        self._inode = 0
+        self._visits: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Binds and listens.
+
+        Raises:
+            ConfigError: the socket can't be made there.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            self.path.unlink(missing_ok=True)
+            # The mode is set before anybody can connect: a socket that does not listen refuses.
+            sock.bind(str(self.path))
+            self.path.chmod(0o600)
+            sock.listen(BACKLOG)
+            self._inode = self.path.stat().st_ino
+        except OSError as error:
+            sock.close()
+            raise ConfigError(
+                f"no socket at {self.path}: {error}; run_dir must be a writable directory with a short path",
+                option="run_dir",
+                value=str(self.path.parent),
+            ) from error
+        self._sock = sock
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._accept)
+
+    async def close(self) -> None:
+        """Stops listening and lets every worker go; they keep their worlds and look for the next node."""
+        if self._sock is not None:
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+            with contextlib.suppress(OSError):
+                if self.path.stat().st_ino == self._inode:
+                    self.path.unlink()
+        for visit in self._visits:
+            visit.cancel()
+        if self._visits:
+            await asyncio.wait(self._visits)
+
+    def _accept(self) -> None:
+        if self._sock is None:
+            return
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors, or the caller is gone already: the next event tries again.
+                log.warning("door.accept", error=str(error))
+                return
+            task = asyncio.create_task(_Visit(sock, self._desk).run())
+            self._visits.add(task)
+            task.add_done_callback(self._visits.discard)
+
+
+class _Visit:
+    """One worker's connection, from its first message to its end; the seat of its rank in between."""
+
+    def __init__(self, sock: socket.socket, desk: Desk) -> None:
+        self._channel: Channel[WorkerMessage] = Channel(sock, WorkerMessage)
+        self._desk = desk
+        self._task: asyncio.Task[None] | None = None
+
+    def answer(self, message: Answer | Adopted) -> None:
+        try:
+            self._channel.send_nowait(message)
+        except TransportError:
+            self.close()
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> None:
+        self._task = asyncio.current_task()
+        try:
+            entry = await self._enter()
+            if entry is not None:
+                await self._stay(entry)
+        except asyncio.CancelledError:
+            # By `close`, of this seat or of the door: ending quietly is what was asked for.
+            return
+        except WorldMoveError as error:
+            log.info("worker.gone", code=error.code, reason=error.message)
+        finally:
+            self._channel.close()
+
+    async def _enter(self) -> Entry | None:
+        if self._channel.peer_credentials()[1] != os.geteuid():
+            await self._refuse(UnauthorizedError("only processes of the node's user are let in"))
+            return None
+        entry: Entry | None = None
+        try:
+            first = await self._first()
+            if first.protocol != PROTOCOL:
+                raise ProtocolError(f"protocol {first.protocol} is not spoken here, {PROTOCOL} is")
+            entry = self._desk.enter(first)
+        except WorldMoveError as error:
+            await self._refuse(error)
+            return None
+        try:
+            await self._channel.send(entry.welcome, [entry.page_fd])
+            for start in range(0, len(entry.fds), FDS_PER_MESSAGE):
+                part = entry.fds[start : start + FDS_PER_MESSAGE]
+                await self._channel.send(Memory(len(part)), part)
+        finally:
+            close_all([entry.page_fd, *entry.fds])
+        return entry
+
+    async def _first(self) -> Hello | Rejoin:
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                message, fds = await self._channel.receive()
+        except TimeoutError:
+            raise DeadlineError(f"no message within {FIRST_MESSAGE_S:g} s") from None
+        close_all(fds)
+        if not isinstance(message, Hello | Rejoin):
+            raise ProtocolError(f"the first message is {type(message).__name__}, not Hello or Rejoin")
+        return message
+
+    async def _refuse(self, error: WorldMoveError) -> None:
+        with contextlib.suppress(TransportError):
+            await self._channel.send(Refused(error.code, error.message))
+
+    async def _stay(self, entry: Entry) -> None:
+        try:
+            async with asyncio.timeout(READY_S):
+                message, fds = await self._channel.receive()
+        except TimeoutError:
+            raise DeadlineError(f"rank {entry.rank} was not ready within {READY_S:g} s") from None
+        close_all(fds)
+        if not isinstance(message, Ready):
+            raise ProtocolError(f"{type(message).__name__} came before Ready")
+        ranks, rank = entry.ranks, entry.rank
+        ranks.attach(rank, self, stopped=entry.stopped, waiting=entry.waiting)
+        left = False
+        try:
+            while not left:
+                message, fds = await self._channel.receive()
+                left = await self._hear(entry, message, fds)
+        finally:
+            ranks.detach(rank, self, left=left)
+
+    async def _hear(self, entry: Entry, message: WorkerMessage, fds: list[int]) -> bool:
+        """Acts on a message; whether it was the last."""
+        if isinstance(message, Revise):
+            await self._desk.revise(entry.slot, entry.rank, message, fds)
+            return False
+        close_all(fds)
+        match message:
+            case Paused():
+                entry.ranks.paused(entry.rank, self, message.block)
+            case Started():
+                entry.ranks.started(entry.rank, self)
+            case Bye():
+                return True
+            case _:
+                raise ProtocolError(f"{type(message).__name__} came out of turn")
+        return False

@@ -1,0 +1,359 @@
+"""All sessions and standbys of one node.
+
+The host owns memory, control pages and workers. It knows nothing of moves, of the ledger or of other
+nodes: whoever drives a move asks for a slot and for its ranks, and says what became of it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+from worldmove.errors import (
+    AlreadyMovingError,
+    ConflictError,
+    FingerprintMismatchError,
+    ManifestError,
+    NotFoundError,
+    NoWorkerError,
+    SessionExistsError,
+    UnauthorizedError,
+    WorldMoveError,
+)
+from worldmove.hosting.door import Door, Entry
+from worldmove.hosting.memory import Arenas, take
+from worldmove.hosting.ranks import Change, Ranks
+from worldmove.hosting.shelf import Keeping, Shelf
+from worldmove.hosting.slots import Slot
+from worldmove.hosting.tickets import TicketBook
+from worldmove.ipc import close_all
+from worldmove.manifest import Manifest, differences
+from worldmove.page.control import ControlPage, create_page
+from worldmove.page.messages import Ended, Hello, Moved, Rejoin, Revise, Welcome
+from worldmove.views import SessionSpec, Ticket
+
+log = structlog.get_logger(__name__)
+
+RETRY_AFTER_MS = 1000
+
+
+class Host:
+    """Slots, and the door to them.
+
+    Args:
+        socket_path: where workers come; its directory must exist.
+        incarnation: of this node, stands in every control page.
+        arenas: allocates memory, for instance a `worldmove.memory.arena.MemoryBudget`.
+        keeper: holds every slot's descriptors, so that they outlive this process; `None`: nobody does.
+        on_change: called when ranks of a slot attached, were lost, left, started or revised.
+
+    Attributes:
+        sessions: slots by session id. standbys: slots by the standby's id, until adopted.
+    """
+
+    def __init__(
+        self,
+        *,
+        socket_path: Path,
+        incarnation: int,
+        arenas: Arenas,
+        keeper: Keeping | None,
+        on_change: Callable[[Slot, Change], None],
+    ) -> None:
+        self.socket_path = socket_path
+        self.incarnation = incarnation
+        self.sessions: dict[str, Slot] = {}
+        self.standbys: dict[str, Slot] = {}
+        self._slots: dict[str, Slot] = {}
+        self._opening: set[str] = set()
+        self._arenas = arenas
+        self._shelf = Shelf(keeper)
+        self._on_change = on_change
+        self._tickets = TicketBook()
+        self._door = Door(socket_path, self)
+
+    def start(self) -> None:
+        """Opens the door. Call `recover` first where a former incarnation may have left slots.
+
+        Raises:
+            ConfigError: the socket can't be made.
+        """
+        self._door.open()
+
+    async def close(self) -> None:
+        """The node goes, the worlds stay: workers generate on, and the keeper holds every descriptor."""
+        await self._door.close()
+        await self._shelf.close()
+        for slot in list(self._slots.values()):
+            slot.ranks.close()
+            slot.close(self._arenas)
+        self._slots.clear()
+        self.sessions.clear()
+        self.standbys.clear()
+
+    # Opening and closing
+
+    async def open_session(
+        self, spec: SessionSpec, session_id: str, epoch: int, *, seed: int | None = None
+    ) -> tuple[Slot, tuple[Ticket, ...]]:
+        """Makes the memory of a new session, and one ticket for each rank.
+
+        Args:
+            spec: what was registered.
+            session_id: its id.
+            epoch: its first one.
+            seed: of its leaf digests; random if left out.
+
+        Raises:
+            SessionExistsError: the session lies here already.
+            ManifestError: a region is malformed or its shared memory is not there.
+            NoMemoryError: it does not fit.
+        """
+        if session_id in self.sessions or session_id in self._opening:
+            raise SessionExistsError(f"session {session_id!r} is on this node already", session_id=session_id)
+        self._opening.add(session_id)
+        try:
+            slot = await self._open(spec, session_id, session_id, epoch, seed)
+            self.sessions[session_id] = slot
+        finally:
+            self._opening.discard(session_id)
+        return slot, self._issue(slot)
+
+    async def open_standby(self, spec: SessionSpec) -> tuple[Slot, tuple[Ticket, ...]]:
+        """Makes the memory of a standby; raises as `open_session`."""
+        slot = await self._open(spec, f"standby-{secrets.token_hex(8)}", None, 0, None)
+        self.standbys[slot.id] = slot
+        return slot, self._issue(slot)
+
+    async def _open(
+        self, spec: SessionSpec, slot_id: str, session_id: str | None, epoch: int, seed: int | None
+    ) -> Slot:
+        manifest = spec.manifest
+        holding = await take(manifest, self._arenas, "worldmove-arena")
+        slot: Slot | None = None
+        try:
+            ranks = len(manifest.ranks)
+            page_fd = create_page(ranks, manifest.host_state_bytes, incarnation=self.incarnation, epoch=epoch)
+            page = ControlPage(page_fd)
+            page.session_id = session_id
+            page.revision = manifest.revision
+            slot = Slot(
+                key=secrets.token_hex(8),
+                slot_id=slot_id,
+                session_id=session_id,
+                seed=secrets.randbits(64) if seed is None else seed,
+                fingerprint=spec.fingerprint,
+                holding=holding,
+                page_fd=page_fd,
+                secrets=tuple(secrets.token_urlsafe(32) for _ in range(ranks)),
+                ranks=lambda changed: Ranks(page, changed),
+                on_change=self._changed,
+            )
+            await self._shelf.put(slot)
+        except BaseException:
+            if slot is not None:
+                self._shelf.drop(slot)
+                slot.ranks.close()
+                slot.close(self._arenas)
+            else:
+                self._arenas.release(holding.counted_bytes)
+                close_all(holding.fds)
+            raise
+        self._slots[slot.key] = slot
+        return slot
+
+    def close_slot(self, slot: Slot, answer: Moved | Ended) -> None:
+        """Ends a session or standby on this node; each worker hears `answer` at its next boundary.
+
+        The descriptors of this node and of the keeper go now (while `pinned`: then); workers have their own.
+        """
+        if self._slots.pop(slot.key, None) is None:
+            return
+        for table in (self.sessions, self.standbys):
+            if table.get(slot.id) is slot:
+                del table[slot.id]
+        self._tickets.void(slot.key)
+        self._shelf.drop(slot)
+        slot.ranks.finish(answer)
+        slot.ranks.retire()
+        slot.close(self._arenas)
+
+    def attach(self, session_id: str, fingerprint: Mapping[str, str]) -> tuple[Slot, tuple[Ticket, ...]]:
+        """Tickets for another worker to take up the ranks that have none.
+
+        Raises:
+            NotFoundError: no such session here.
+            FingerprintMismatchError: it would not generate the same bits.
+            ConflictError: no rank is free, or one was left torn.
+        """
+        slot = self.session(session_id)
+        fields = _fields(slot.fingerprint, fingerprint)
+        if fields:
+            raise FingerprintMismatchError(f"the worker differs in {fields}", fields=fields)
+        vacant = slot.ranks.vacant
+        if not vacant:
+            raise ConflictError(f"session {session_id!r} has a worker for every rank")
+        for rank in vacant:
+            slot.ranks.check_free(rank)
+        return slot, tuple(Ticket(rank=r, token=self._tickets.issue(slot.key, r)) for r in vacant)
+
+    def _issue(self, slot: Slot) -> tuple[Ticket, ...]:
+        count = len(slot.secrets)
+        return tuple(Ticket(rank=r, token=self._tickets.issue(slot.key, r)) for r in range(count))
+
+    # Looking up, promising, handing over
+
+    def session(self, session_id: str) -> Slot:
+        """The slot of a session; `NotFoundError` if it does not lie here."""
+        slot = self.sessions.get(session_id)
+        if slot is None:
+            raise NotFoundError(f"session {session_id!r} is not on this node", session_id=session_id)
+        return slot
+
+    def standby(self, standby_id: str) -> Slot:
+        """The slot of a standby; `NotFoundError` if there is none."""
+        slot = self.standbys.get(standby_id)
+        if slot is None:
+            raise NotFoundError(f"no standby {standby_id!r} on this node", standby_id=standby_id)
+        return slot
+
+    def find_standby(self, manifest: Manifest, fingerprint: Mapping[str, str]) -> Slot:
+        """A vacant standby that can take the session.
+
+        Raises:
+            NoWorkerError: none waits here.
+            FingerprintMismatchError, ManifestError: those that wait can't; `details["fields"]` of the nearest.
+        """
+        vacant = [slot for slot in self.standbys.values() if slot.vacant]
+        if not vacant:
+            raise NoWorkerError(
+                "no standby waits on this node", required=1, available=0, retry_after_ms=RETRY_AFTER_MS
+            )
+        nearest: tuple[int, list[str], list[str]] | None = None
+        for slot in vacant:
+            regions = differences(manifest, slot.manifest)
+            bits = _fields(fingerprint, slot.fingerprint)
+            if not regions and not bits:
+                return slot
+            distance = len(regions) + len(bits)
+            if nearest is None or distance < nearest[0]:
+                nearest = (distance, regions, bits)
+        if nearest is not None and nearest[2]:
+            raise FingerprintMismatchError(f"the standby differs in {nearest[2]}", fields=nearest[2])
+        fields = nearest[1] if nearest is not None else []
+        raise ManifestError(f"the standby differs in {fields}", field="regions", fields=fields)
+
+    def bind(self, slot: Slot, move_id: str) -> None:
+        """Promises a standby to a move.
+
+        Raises:
+            AlreadyMovingError: another move has it.
+            NoWorkerError: its worker has gone meanwhile.
+        """
+        if slot.bound not in (None, move_id):
+            raise AlreadyMovingError(f"{slot.id!r} is promised to another move", migration_id=slot.bound)
+        if slot.session_id is not None or not slot.ranks.attended:
+            raise NoWorkerError(f"standby {slot.id!r} waits no more", retry_after_ms=RETRY_AFTER_MS)
+        slot.bound = move_id
+        self._shelf.refresh(slot)
+
+    def unbind(self, slot: Slot, move_id: str) -> None:
+        """Takes a promise back, once the memory is wiped; nothing if another move has the standby."""
+        if slot.bound == move_id:
+            slot.bound = None
+            self._shelf.refresh(slot)
+
+    def load(self, slot: Slot, block: int, host_states: Sequence[bytes]) -> None:
+        """Writes block and host states into a bound standby's page, before the commit; nobody is told."""
+        slot.ranks.load(block, tuple(host_states))
+
+    def adopt(self, slot: Slot, session_id: str, epoch: int, session: Manifest, seed: int) -> None:
+        """After the commit: the loaded standby is the session's worker from now on and may generate.
+
+        Args:
+            slot: the bound standby.
+            session_id: whose it is now.
+            epoch: the committed one.
+            session: the manifest at the source, for revision, times and endpoint.
+            seed: of the session.
+        """
+        self.standbys.pop(slot.id, None)
+        slot.became(session_id, session, seed)
+        self.sessions[session_id] = slot
+        slot.ranks.adopt(session_id, epoch, slot.manifest.endpoint)
+        self._shelf.refresh(slot)
+
+    # The door's questions
+
+    def enter(self, first: Hello | Rejoin) -> Entry:
+        """See `worldmove.hosting.door.Desk`."""
+        if isinstance(first, Rejoin):
+            return self._reenter(first)
+        key, rank = self._tickets.redeem(first.token)
+        slot = self._slots.get(key)
+        if slot is None:
+            raise NotFoundError("the session or standby has ended")
+        slot.ranks.check_free(rank)
+        stopped = None if slot.session_id is None else slot.ranks.page.block(rank)
+        return self._entry(slot, rank, slot.holding.of_rank(rank), stopped, waiting=slot.session_id is None)
+
+    def _reenter(self, first: Rejoin) -> Entry:
+        slot = self._slots.get(first.slot)
+        if slot is None:
+            raise NotFoundError("the session or standby is not on this node")
+        known = slot.secrets[first.rank] if 0 <= first.rank < len(slot.secrets) else ""
+        if not known or not hmac.compare_digest(known.encode(), first.secret.encode()):
+            raise UnauthorizedError("the secret is not this rank's")
+        stopped = first.block if first.stopped else None
+        return self._entry(slot, first.rank, (), stopped, waiting=first.waiting)
+
+    def _entry(
+        self, slot: Slot, rank: int, extents: tuple[int, ...], stopped: int | None, *, waiting: bool
+    ) -> Entry:
+        holding = slot.holding
+        welcome = Welcome(
+            slot=slot.key,
+            session_id=slot.session_id,
+            rank=rank,
+            ranks=len(slot.secrets),
+            epoch=slot.ranks.page.epoch,
+            manifest=holding.manifest,
+            places=holding.places,
+            extents=extents,
+            sizes=tuple(holding.extents[index].nbytes for index in extents),
+            secret=slot.secrets[rank],
+        )
+        copies: list[int] = []
+        try:
+            copies.append(os.dup(slot.page_fd))
+            copies += [os.dup(holding.fds[index]) for index in extents]
+        except OSError as error:
+            close_all(copies)
+            raise ConflictError(f"descriptors can't be passed on: {error}") from error
+        return Entry(slot.key, slot.ranks, rank, welcome, copies[0], tuple(copies[1:]), stopped, waiting)
+
+    async def revise(self, slot: str, rank: int, revision: Revise, fds: Sequence[int]) -> None:
+        """See `worldmove.hosting.door.Desk`."""
+        held = self._slots.get(slot)
+        if held is None:
+            close_all(fds)
+            return
+        held.revise(rank, revision, fds, self._arenas)
+        await self._shelf.put(held)
+        if held.key in self._slots:
+            held.ranks.page.count_revision(rank)
+
+    def _changed(self, slot: Slot, change: Change) -> None:
+        try:
+            self._on_change(slot, change)
+        except WorldMoveError as error:
+            log.warning("slot.change", slot=slot.id, change=change, code=error.code, reason=error.message)
+
+
+def _fields(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    return sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))

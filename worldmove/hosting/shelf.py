@@ -1,0 +1,163 @@
+"""Puts every slot's descriptors into the keeper, so that worlds outlive the node, and finds them again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+import structlog
+
+from worldmove.errors import FramingError, WorldMoveError
+from worldmove.hosting.slots import Slot, SlotRecord
+from worldmove.ipc import close_all
+from worldmove.tasks import Tasks
+
+log = structlog.get_logger(__name__)
+
+FDS_PER_KEY = 200
+_PREFIX = "slot/"
+
+
+class Keeping(Protocol):
+    """What hosting needs of the keeper (`worldmove.memory.keeping.Keeper`)."""
+
+    async def put(self, key: str, meta: bytes, fds: Sequence[int]) -> None:
+        """Holds descriptors under a key, in place of what was there."""
+
+    async def get(self, key: str) -> tuple[bytes, list[int]]:
+        """Gives them back; the descriptors are the caller's."""
+
+    async def drop(self, key: str) -> None:
+        """Closes what is held under a key."""
+
+    async def keys(self) -> Sequence[str]:
+        """Everything that is held."""
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """What stands beside one key's descriptors; the record stands with part 0."""
+
+    parts: int
+    record: SlotRecord | None = None
+
+
+class Found(NamedTuple):
+    """A slot of a former incarnation. The descriptors (control page, then extents) are the caller's."""
+
+    record: SlotRecord
+    fds: list[int]
+
+
+class Shelf:
+    """The keeper as hosting uses it: the newest state of a slot is written, writes of one slot in turn.
+
+    A keeper that is lost fails no slot: worlds go on, and `use` fills the next one.
+    """
+
+    def __init__(self, keeper: Keeping | None) -> None:
+        self._keeper = keeper
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._parts: dict[str, int] = {}
+        self._gone: set[str] = set()
+        self._tasks = Tasks(self._failed)
+
+    async def use(self, keeper: Keeping, slots: Sequence[Slot]) -> None:
+        """Another keeper takes the place of one that was lost, and holds all slots."""
+        self._keeper = keeper
+        for slot in slots:
+            await self.put(slot)
+
+    async def put(self, slot: Slot) -> None:
+        """Writes the slot as it is now.
+
+        Raises:
+            ProcessLostError: the keeper is gone.
+        """
+        lock = self._locks.setdefault(slot.key, asyncio.Lock())
+        async with lock:
+            if self._keeper is None or slot.key in self._gone:
+                return
+            with slot.pinned() as holding:
+                fds = [slot.page_fd, *holding.fds]
+                chunks = [fds[at : at + FDS_PER_KEY] for at in range(0, len(fds), FDS_PER_KEY)]
+                before = self._parts.get(slot.key, 0)
+                self._parts[slot.key] = max(before, len(chunks))
+                for number, chunk in enumerate(chunks):
+                    part = _Part(len(chunks), slot.record() if number == 0 else None)
+                    await self._keeper.put(_key(slot.key, number), msgspec.msgpack.encode(part), chunk)
+            for number in range(len(chunks), before):
+                await self._keeper.drop(_key(slot.key, number))
+            self._parts[slot.key] = len(chunks)
+
+    def refresh(self, slot: Slot) -> None:
+        """Writes the slot soon, without being waited for."""
+        self._tasks.spawn(self.put(slot))
+
+    def drop(self, slot: Slot) -> None:
+        """Lets the keeper forget a slot, after whatever is being written of it."""
+        self._gone.add(slot.key)
+        self._tasks.spawn(self._drop(slot.key))
+
+    async def _drop(self, key: str) -> None:
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            for number in range(self._parts.pop(key, 0)):
+                if self._keeper is not None:
+                    await self._keeper.drop(_key(key, number))
+        self._locks.pop(key, None)
+        self._gone.discard(key)
+
+    async def found(self) -> list[Found]:
+        """Every slot that a former incarnation left with the keeper.
+
+        Raises:
+            ProcessLostError: the keeper is gone.
+        """
+        if self._keeper is None:
+            return []
+        first = [key for key in await self._keeper.keys() if key.startswith(_PREFIX) and key.endswith("/0")]
+        slots = []
+        for key in first:
+            found = await self._find(key.removeprefix(_PREFIX).removesuffix("/0"))
+            if found is not None:
+                slots.append(found)
+        return slots
+
+    async def _find(self, key: str) -> Found | None:
+        if self._keeper is None:
+            return None
+        fds: list[int] = []
+        record: SlotRecord | None = None
+        try:
+            number, parts = 0, 1
+            while number < parts:
+                meta, more = await self._keeper.get(_key(key, number))
+                fds += more
+                part = msgspec.msgpack.decode(meta, type=_Part)
+                record = part.record or record
+                parts = part.parts
+                number += 1
+            if record is None or len(fds) != 1 + len(record.extents):
+                raise FramingError(f"slot {key} is not whole")
+        except (WorldMoveError, msgspec.MsgspecError) as error:
+            # Left half written by a node that died in the middle: what is there is no world.
+            log.warning("shelf.unreadable", slot=key, reason=str(error))
+            close_all(fds)
+            return None
+        except BaseException:
+            close_all(fds)
+            raise
+        self._parts[key] = parts
+        return Found(record, fds)
+
+    async def close(self) -> None:
+        """Finishes what is being written."""
+        await self._tasks.join()
+
+    def _failed(self, error: BaseException) -> None:
+        log.warning("shelf.keeper", reason=str(error))
+
+
+def _key(slot: str, part: int) -> str:
+    return f"{_PREFIX}{slot}/{part}"

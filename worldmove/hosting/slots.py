@@ -1,0 +1,225 @@
+"""One slot: the memory of a session or a standby on this node, with its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from worldmove.errors import ManifestError
+from worldmove.hosting.memory import Arenas, Holding, retired, revised
+from worldmove.hosting.ranks import Change, Ranks
+from worldmove.ipc import close_all
+from worldmove.manifest import Extent, LeafMap, Manifest, Place
+from worldmove.page.messages import Revise
+
+
+class SlotRecord(msgspec.Struct, frozen=True):
+    """What the keeper holds beside the descriptors (control page first), so that a slot outlives its node."""
+
+    key: str
+    id: str
+    session_id: str | None
+    bound: str | None
+    seed: int
+    fingerprint: dict[str, str]
+    manifest: Manifest
+    extents: tuple[Extent, ...]
+    places: tuple[Place, ...]
+    counted: tuple[bool, ...]
+    secrets: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"SlotRecord(key={self.key!r}, id={self.id!r})"
+
+
+class Slot:
+    """A session or standby on this node.
+
+    Attributes:
+        key: the node's own name for this memory; never changes.
+        id: of the session, or of the standby until it is adopted.
+        session_id: `None` for a standby.
+        bound: the move that this standby is promised to.
+        seed: of the session's leaf digests.
+        ranks: its workers.
+        page_fd: the control page.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        slot_id: str,
+        session_id: str | None,
+        seed: int,
+        fingerprint: Mapping[str, str],
+        holding: Holding,
+        page_fd: int,
+        secrets: tuple[str, ...],
+        ranks: Callable[[Callable[[Change], None]], Ranks],
+        on_change: Callable[[Slot, Change], None],
+    ) -> None:
+        self.key = key
+        self.id = slot_id
+        self.session_id = session_id
+        self.bound: str | None = None
+        self.seed = seed
+        self.fingerprint = dict(fingerprint)
+        self.page_fd = page_fd
+        self.secrets = secrets
+        self.ranks = ranks(lambda change: on_change(self, change))
+        self._holding = holding
+        self._pins = 0
+        self._unused: list[int] = []
+        self._on_change = on_change
+
+    def __repr__(self) -> str:
+        kind = "standby" if self.session_id is None else "session"
+        return f"<Slot {kind} {self.id!r} revision {self.manifest.revision}>"
+
+    @property
+    def holding(self) -> Holding:
+        """The memory as it is now; a consistent value that revisions do not change."""
+        return self._holding
+
+    @property
+    def manifest(self) -> Manifest:
+        """The regions as they are now."""
+        return self._holding.manifest
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """Allocations, in the order of `fds`."""
+        return self._holding.extents
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where each region lies."""
+        return self._holding.places
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors of the extents; valid until the slot closes, or a revision while it is not pinned."""
+        return self._holding.fds
+
+    @property
+    def leaf_map(self) -> LeafMap:
+        """Of the manifest as it is now."""
+        return self._holding.leaf_map
+
+    @property
+    def kind(self) -> Literal["session", "standby"]:
+        """What lies here."""
+        return "standby" if self.session_id is None else "session"
+
+    @property
+    def vacant(self) -> bool:
+        """A standby whose workers are all there, promised to nobody."""
+        return self.session_id is None and self.bound is None and self.ranks.state == "live"
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[Holding]:
+        """While inside, no descriptor of this slot is closed, whatever a revision or an end retires."""
+        self._pins += 1
+        try:
+            yield self._holding
+        finally:
+            self._pins -= 1
+            self._sweep()
+
+    def revise(self, rank: int, revision: Revise, fds: Sequence[int], arenas: Arenas) -> None:
+        """Takes in a rank's revision; `fds` belong to the slot from now on.
+
+        Raises:
+            ManifestError: it contradicts itself, the manifest, or what the descriptors are; they are closed.
+        """
+        old = self._holding
+        try:
+            if len(fds) != len(revision.extents):
+                raise ManifestError("a revision has not one descriptor for each extent", field="extents")
+            for fd, nbytes in zip(fds, revision.extents, strict=True):
+                check_sealed(fd, nbytes)
+            new = revised(old, rank, revision.drop, revision.put, revision.extents, fds)
+            if len(new.manifest.ranks) != self.ranks.page.ranks:
+                raise ManifestError(f"rank {rank} would be left without a region", field="drop")
+        except BaseException:
+            close_all(fds)
+            raise
+        self._holding = new
+        arenas.adopt(sum(revision.extents))
+        for fd, counted in retired(old, new):
+            self._unused.append(fd)
+            arenas.release(counted)
+        unplaced = set(fds) - set(new.fds)
+        for fd, nbytes in zip(fds, revision.extents, strict=True):
+            if fd in unplaced:
+                self._unused.append(fd)
+                arenas.release(nbytes)
+        self.ranks.page.revision = new.manifest.revision
+        self._sweep()
+        self._on_change(self, "revised")
+
+    def became(self, session_id: str, session: Manifest, seed: int) -> None:
+        """The standby holds `session_id` now: its seed, revision and times are those of the session."""
+        self.id = self.session_id = session_id
+        self.bound = None
+        self.seed = seed
+        mine = self._holding.manifest
+        manifest = msgspec.structs.replace(
+            mine,
+            revision=session.revision,
+            block_ms=session.block_ms,
+            horizon_ms=session.horizon_ms,
+            endpoint=mine.endpoint or session.endpoint,
+        )
+        self._holding = dataclasses.replace(self._holding, manifest=manifest)
+        self.ranks.page.revision = manifest.revision
+
+    def record(self) -> SlotRecord:
+        """What the keeper needs to know."""
+        holding = self._holding
+        return SlotRecord(
+            key=self.key,
+            id=self.id,
+            session_id=self.session_id,
+            bound=self.bound,
+            seed=self.seed,
+            fingerprint=self.fingerprint,
+            manifest=holding.manifest,
+            extents=holding.extents,
+            places=holding.places,
+            counted=holding.counted,
+            secrets=self.secrets,
+        )
+
+    def close(self, arenas: Arenas) -> None:
+        """Gives up this node's descriptors, once nothing pins them; the workers' own stay theirs."""
+        arenas.release(self._holding.counted_bytes)
+        self._unused += [*self._holding.fds, self.page_fd]
+        self._sweep()
+
+    def _sweep(self) -> None:
+        if self._pins == 0:
+            close_all(self._unused)
+            self._unused.clear()
+
+
+def check_sealed(fd: int, nbytes: int) -> None:
+    """Checks that a worker's memory can't shrink under those who map it.
+
+    Raises:
+        ManifestError: it is not a sealed memory file of at least `nbytes`.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        size = os.fstat(fd).st_size
+    except OSError as error:
+        raise ManifestError(f"an extent is no memory file: {error}", field="extents") from error
+    if not seals & fcntl.F_SEAL_SHRINK or not 0 < nbytes <= size:
+        raise ManifestError(f"an extent of {nbytes} bytes is not sealed or too small", field="extents")

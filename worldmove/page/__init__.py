@@ -1,0 +1,1 @@
+"""What a node and its workers share: the control page (`control`) and their messages (`messages`)."""

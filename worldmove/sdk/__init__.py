@@ -1,0 +1,1 @@
+"""The worker SDK's parts; serving stacks import `worldmove.worker`."""

@@ -1,0 +1,343 @@
+"""A rank's connection to its node: fetching descriptors, and finding the node again when it was gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+from worldmove.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    ProtocolError,
+    TransportError,
+    WorldMoveError,
+)
+from worldmove.ipc import SyncChannel, close_all
+from worldmove.page.control import ControlPage, open_own
+from worldmove.page.messages import (
+    Hello,
+    Memory,
+    Message,
+    NodeMessage,
+    Ready,
+    Refused,
+    Rejoin,
+    Revise,
+    Welcome,
+)
+from worldmove.sdk.problems import error_of
+
+ENTER_S = 60.0
+"""How long the node may take to hand over a rank's descriptors."""
+LOOK_S = 0.5
+"""How often a running rank looks whether its node is still the same one."""
+BACKOFF_S = 0.05, 1.0
+
+M = TypeVar("M")
+
+
+class Standing(NamedTuple):
+    """Where a rank is, as `Rejoin` says it."""
+
+    block: int
+    stopped: bool
+    waiting: bool
+
+
+class Link:
+    """One rank's connection.
+
+    Attributes:
+        page: the control page in force; another one after the node has started again.
+        welcome: what the node said at first.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.page: ControlPage
+        self.welcome: Welcome
+        self._page_fd = -1
+        self._inode = 0
+        self._sock: socket.socket | None = None
+        self._channel: SyncChannel[NodeMessage] | None = None
+        self._returning: SyncChannel[NodeMessage] | None = None
+        self._revisions: list[tuple[Revise, list[int]]] = []
+        self._sent = 0
+
+    @classmethod
+    def enter(cls, path: str, token: str) -> tuple[Link, list[int]]:
+        """Comes with a one-time token.
+
+        Returns:
+            The link, on which `ready` is still to be said, and descriptors for `welcome.extents`, which the
+            caller owns.
+
+        Raises:
+            UnauthorizedError, ConflictError, NotFoundError: the node refused.
+            ConnectionLostError: no node listens there, or it went away meanwhile.
+        """
+        link = cls(path)
+        fds: list[int] = []
+        try:
+            channel = link._connect()
+            channel.send(Hello(token))
+            link.welcome, carried = _expect(channel, Welcome)
+            link._take_page(carried)
+            while len(fds) < len(link.welcome.extents):
+                memory, part = _expect(channel, Memory)
+                fds += part
+                if memory.count != len(part) or not part:
+                    raise ProtocolError("the node sent other descriptors than it announced")
+            if len(fds) != len(link.welcome.extents):
+                raise ProtocolError("the node sent more descriptors than it announced")
+        except BaseException:
+            close_all(fds)
+            link.close()
+            raise
+        return link, fds
+
+    def ready(self) -> None:
+        """Says that everything is mapped; from now on the rank has this worker.
+
+        Raises:
+            ConflictError: another living process has the rank.
+            ConnectionLostError: the node went away.
+        """
+        self.page.occupy(self.welcome.rank)
+        self._open_channel().send(Ready())
+
+    def _connect(self, *, wait: bool = True) -> SyncChannel[NodeMessage]:
+        try:
+            # Noted before connecting: if the node is replaced in between, the next look finds out.
+            self._inode = os.stat(self.path).st_ino
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise ConnectionLostError(f"no node at {self.path}: {error}") from error
+        try:
+            # Only a node with a full queue makes a caller wait, and a running rank does not.
+            sock.settimeout(LOOK_S if wait else 0.0)
+            sock.connect(self.path)
+        except OSError as error:
+            sock.close()
+            raise ConnectionLostError(f"no node at {self.path}: {error}") from error
+        self._sock = sock
+        self._channel = SyncChannel(sock, NodeMessage)
+        return self._channel
+
+    def _open_channel(self) -> SyncChannel[NodeMessage]:
+        if self._channel is None:
+            raise ConnectionLostError("the node is away")
+        return self._channel
+
+    def _take_page(self, fds: Sequence[int]) -> None:
+        """Maps the page that came along; the words of an older one are carried over."""
+        own = -1
+        try:
+            if len(fds) != 1:
+                raise ProtocolError("a welcome carries exactly one descriptor, the control page")
+            own = open_own(fds[0])
+            page = ControlPage(own)
+            if not self.welcome.rank < page.ranks:
+                page.close()
+                raise ProtocolError(f"the control page has no rank {self.welcome.rank}")
+        except BaseException:
+            close_all([own] if own >= 0 else [])
+            raise
+        finally:
+            close_all(fds)
+        if self._page_fd >= 0:
+            page.copy_rank(self.page, self.welcome.rank)
+            self.page.close()
+            os.close(self._page_fd)
+        self.page, self._page_fd = page, own
+
+    # Talking
+
+    def tell(self, message: Message) -> None:
+        """Sends what nobody waits for; nothing if the node is away."""
+        try:
+            self._open_channel().send(message)
+        except ConnectionLostError:
+            self._drop_channel()
+
+    def ask(
+        self, message: Message | None, standing: Standing, timeout: float | None = None
+    ) -> NodeMessage | None:
+        """Sends `message` and waits for the node's word, also across its restarts.
+
+        A rank that stands waits as long as it takes: only the node, which asks the ledger, may say whether
+        it still owns its world.
+
+        Args:
+            message: `None` to wait only.
+            standing: told to a node that has started again.
+            timeout: seconds; `None` waits for ever.
+
+        Returns:
+            The answer; `None` after `timeout`.
+
+        Raises:
+            WorldMoveError: a new node refused the rank.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if message is not None:
+            self.tell(message)
+        while True:
+            left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+            if left <= 0:
+                return None
+            if self._channel is None and not self._come_back(standing, deadline):
+                return None
+            try:
+                got = self._open_channel().receive(timeout=left)
+            except ConnectionLostError:
+                self._drop_channel()
+                continue
+            if got is not None:
+                close_all(got[1])
+                return got[0]
+            if self._replaced():
+                self._drop_channel()
+
+    def _come_back(self, standing: Standing, deadline: float | None) -> bool:
+        wait, longest = BACKOFF_S
+        while True:
+            try:
+                channel = self._connect()
+                channel.send(self._rejoin(standing))
+                self._welcomed(*_expect(channel, Welcome))
+            except TransportError:
+                self._drop_channel()
+            else:
+                return True
+            if deadline is not None and time.monotonic() + wait >= deadline:
+                return False
+            time.sleep(wait)
+            wait = min(2 * wait, longest)
+
+    # A running rank whose node has gone
+
+    def look(self, block: int) -> bool:
+        """Looks after the connection without waiting; a running rank calls it now and then at a boundary.
+
+        Returns:
+            Whether the control page is another one from now on.
+        """
+        try:
+            if self._returning is not None:
+                return self._poll_return()
+            if self._channel is not None and not self._dead() and not self._replaced():
+                return False
+            self._drop_channel()
+            channel = self._connect(wait=False)
+            self._channel = None
+            self._returning = channel
+            channel.send(self._rejoin(Standing(block, stopped=False, waiting=False)))
+        except WorldMoveError:
+            # The world goes on without a node; the next look tries again.
+            self._drop_channel()
+        return False
+
+    def _poll_return(self) -> bool:
+        channel = self._returning
+        got = channel.receive(timeout=0.0) if channel is not None else None
+        if channel is None or got is None:
+            return False
+        message, fds = got
+        if not isinstance(message, Welcome):
+            close_all(fds)
+            raise ConnectionLostError("the new node does not know this rank")
+        self._channel, self._returning = channel, None
+        self._welcomed(message, fds)
+        return True
+
+    def _welcomed(self, welcome: Welcome, fds: Sequence[int]) -> None:
+        """Takes a new incarnation's page, and repeats what the old one has not written down."""
+        if welcome.slot != self.welcome.slot or welcome.rank != self.welcome.rank:
+            close_all(fds)
+            raise ProtocolError("the node answered for another rank")
+        self._take_page(fds)
+        self.ready()
+        self._forget_known()
+        for revision, carried in self._revisions:
+            self._open_channel().send(revision, carried)
+
+    def _rejoin(self, standing: Standing) -> Rejoin:
+        first = self.welcome
+        return Rejoin(
+            slot=first.slot,
+            rank=first.rank,
+            secret=first.secret,
+            block=standing.block,
+            stopped=standing.stopped,
+            waiting=standing.waiting,
+        )
+
+    def _dead(self) -> bool:
+        if self._sock is None:
+            return True
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def _replaced(self) -> bool:
+        """Whether another incarnation listens at the path: this one may be stopped and yet not dead."""
+        try:
+            return os.stat(self.path).st_ino != self._inode
+        except OSError:
+            return False
+
+    # Revisions
+
+    def revise(self, revision: Revise, fds: list[int]) -> None:
+        """Sends a revision, and again to a node that starts before it wrote it down. Owns `fds` from now on."""
+        self._forget_known()
+        self._revisions.append((revision, fds))
+        self._sent += 1
+        try:
+            self._open_channel().send(revision, fds)
+        except ConnectionLostError:
+            self._drop_channel()
+
+    def _forget_known(self) -> None:
+        known = self.page.revisions(self.welcome.rank)
+        while self._revisions and self._sent - len(self._revisions) < known:
+            close_all(self._revisions.pop(0)[1])
+
+    # Ending
+
+    def _drop_channel(self) -> None:
+        for channel in (self._channel, self._returning):
+            if channel is not None:
+                channel.close()
+        self._channel = self._returning = self._sock = None
+
+    def close(self) -> None:
+        """Ends the connection and gives the rank free."""
+        self._drop_channel()
+        for _, fds in self._revisions:
+            close_all(fds)
+        self._revisions.clear()
+        if self._page_fd >= 0:
+            self.page.close()
+            os.close(self._page_fd)
+            self._page_fd = -1
+
+
+def _expect(channel: SyncChannel[NodeMessage], kind: type[M]) -> tuple[M, list[int]]:
+    got = channel.receive(timeout=ENTER_S)
+    if got is None:
+        raise DeadlineError(f"the node did not answer within {ENTER_S:g} s")
+    message, fds = got
+    if isinstance(message, kind):
+        return message, fds
+    close_all(fds)
+    if isinstance(message, Refused):
+        raise error_of(message.code, message.message)
+    raise ProtocolError(f"the node sent {type(message).__name__} instead of {kind.__name__}")

@@ -1,0 +1,140 @@
+"""The regions of one rank, mapped into the serving stack's process."""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from worldmove.errors import ManifestError, NotFoundError, ValidationError
+from worldmove.ipc import map_shared
+from worldmove.manifest import RAW_DTYPES, Region, numpy_dtype
+
+Array = npt.NDArray[Any]
+
+
+class Mapped(NamedTuple):
+    """One region where it lies. The mapping lives as long as anybody has a view of it."""
+
+    region: Region
+    mapping: mmap.mmap
+    offset: int
+
+
+class RankMemory:
+    """Looks regions up by name and views them. Addresses stay the same until a region is resized."""
+
+    def __init__(self) -> None:
+        self._regions: dict[str, Mapped] = {}
+
+    def map(self, placed: Iterable[tuple[Region, int, int]], extents: Mapping[int, tuple[int, int]]) -> None:
+        """Maps extents, populated, and places regions in them.
+
+        Args:
+            placed: regions with their extent and the offset in it.
+            extents: descriptor and bytes of each extent; the descriptors stay the caller's.
+
+        Raises:
+            TransportError: a descriptor is smaller than announced.
+        """
+        mappings = {index: map_shared(fd, nbytes, populate=True) for index, (fd, nbytes) in extents.items()}
+        for region, extent, offset in placed:
+            self._regions[region.name] = Mapped(region, mappings[extent], offset)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The rank's regions."""
+        return tuple(self._regions)
+
+    def region(self, name: str) -> Region:
+        """What the manifest says of a region of this rank; `NotFoundError` if there is none."""
+        return self._mapped(name).region
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Forgets regions; views that exist stay valid."""
+        for name in names:
+            del self._regions[name]
+
+    def clear(self) -> None:
+        """Forgets everything; memory goes when the last view does."""
+        self._regions.clear()
+
+    def _mapped(self, name: str) -> Mapped:
+        mapped = self._regions.get(name)
+        if mapped is None:
+            raise NotFoundError(f"this rank has no region {name!r}")
+        return mapped
+
+    def array(self, name: str) -> Array:
+        """The region as a NumPy array: bf16 as uint16, fp8 as uint8."""
+        region, mapping, offset = self._mapped(name)
+        return np.ndarray(region.shape, dtype=numpy_dtype(region.dtype), buffer=mapping, offset=offset)
+
+    def view(self, name: str, like: str) -> Any:
+        """The region as an array of another library.
+
+        Args:
+            name: of the region.
+            like: `numpy` or `torch`.
+
+        Raises:
+            ValidationError: the library is unknown, missing, or can't view host memory or this dtype.
+        """
+        if like == "numpy":
+            return self.array(name)
+        if like == "cupy":
+            raise ValidationError(
+                f"region {name!r} lies in host memory, which CuPy can't view; allowed: 'numpy', 'torch'",
+                field="like",
+            )
+        if like != "torch":
+            raise ValidationError(f"like is {like!r}; allowed: 'numpy', 'torch'", field="like")
+        return self._torch(name)
+
+    def _torch(self, name: str) -> Any:
+        try:
+            torch = importlib.import_module("torch")
+        except ImportError as error:
+            raise ValidationError("like is 'torch', which is not installed", field="like") from error
+        region = self.region(name)
+        array = self.array(name)
+        try:
+            if region.dtype not in RAW_DTYPES:
+                return torch.from_numpy(array)
+            return torch.from_numpy(array.view(f"i{array.itemsize}")).view(getattr(torch, region.dtype))
+        except (TypeError, AttributeError) as error:
+            raise ValidationError(
+                f"torch has no type for region {name!r} of dtype {region.dtype!r}: {error}", field="like"
+            ) from error
+
+
+def as_region(given: Region | Mapping[str, Any]) -> Region:
+    """A region from itself or from a mapping with the same fields.
+
+    Raises:
+        ManifestError: a field is unknown, missing or of the wrong type.
+    """
+    if isinstance(given, Region):
+        return given
+    unknown = given.keys() - set(Region.__struct_fields__)
+    if unknown:
+        raise ManifestError(f"a region has no fields {sorted(unknown)}", field="regions")
+    try:
+        return msgspec.convert(dict(given), Region)
+    except msgspec.ValidationError as error:
+        raise ManifestError(f"region {given.get('name')!r}: {error}", field="regions") from error
+
+
+def copy_common(old: Array, new: Array) -> None:
+    """Copies what a resized region keeps: the common corner, or the common prefix where dimensions differ."""
+    if old.ndim == new.ndim:
+        corner = tuple(slice(0, min(a, b)) for a, b in zip(old.shape, new.shape, strict=True))
+        new[corner] = old[corner]
+    else:
+        count = min(old.size, new.size)
+        new.reshape(-1)[:count] = old.reshape(-1)[:count]
