@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from worldmove.bench import digest
 from worldmove.bench.digest import fill
+from worldmove.bench.lanes import lane_pair
 from worldmove.bench.processes import descendants, own_bytes, shared_bytes, watch
 from worldmove.bench.raw import RawStream
 from worldmove.bench.report import at_least, at_most
@@ -96,6 +97,17 @@ async def test_a_raw_stream_whose_sender_dies_says_so() -> None:
                 process.send_signal(signal.SIGKILL)
             with pytest.raises(ProcessLostError):
                 await stream.run()
+
+
+async def test_lanes_alone_bring_every_byte() -> None:
+    nbytes = 20 * MIB + 5
+    with arena(nbytes) as source, arena(nbytes) as destination:
+        with map_shared(source, nbytes) as mapping, memoryview(mapping) as view:
+            fill(view)
+        async with lane_pair(source, destination, nbytes) as lanes:
+            assert lanes.prepare_ms > 0
+            assert await lanes.run() > 0
+        assert os.pread(destination, nbytes, 0) == os.pread(source, nbytes, 0)
 
 
 async def child(program: str) -> asyncio.subprocess.Process:
