@@ -1,0 +1,331 @@
+"""The two sides of a leased lane on a connection: one answers pulls, the other makes them.
+
+Nothing here knows UCX or processes. Each side watches the other: something must arrive within the
+stall deadline (beats see to that when there is nothing to say), and a transfer under way must move on
+chunk by chunk. So the slowest path that works carries about four chunks a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
+from worldmove.transport import framing
+from worldmove.transport.base import Connection, Incoming
+from worldmove.transport.faults import Faults
+from worldmove.transport.framing import BOUNCE, DEPTH, Chunk, Kind, Spans
+from worldmove.transport.table import RegionTable
+
+BEATS = 5
+"""Beats in one stall deadline."""
+
+
+class Exchange:
+    """What both sides share: numbered messages, beats, the stall deadline.
+
+    Args:
+        connection: opened and authenticated (`welcome` or `introduce`).
+        table: the lease's memory.
+        stall_s: longest silence, and longest time for the next chunk of a transfer, in seconds.
+    """
+
+    def __init__(self, connection: Connection, table: RegionTable, stall_s: float) -> None:
+        self._connection = connection
+        self._table = table
+        self._stall = stall_s
+        self._loop = asyncio.get_running_loop()
+        # The opening was message 0 of each direction.
+        self._sent = self._received = 1
+        self._spoken = self._heard = self._moved = self._loop.time()
+        self._bounces: asyncio.Queue[memoryview] = asyncio.Queue()
+        for _ in range(DEPTH):
+            self._bounces.put_nowait(memoryview(bytearray(BOUNCE)))
+        self._ended = False
+
+    async def run(self) -> None:
+        """Serves the connection; returns when the peer has closed it with nothing left to do.
+
+        Raises:
+            TransportError: the connection broke, or the peer broke the protocol.
+            DeadlineError: the peer is silent or its transfer has stalled.
+        """
+        tasks = [self._loop.create_task(part) for part in self._parts()]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except (TransportError, DeadlineError) as error:
+            if self._ended:
+                return
+            if isinstance(error, FramingError):
+                await self._complain(str(error))
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        self._ended = True
+
+    async def close(self, deadline_s: float) -> None:
+        """Ends the connection cleanly. Raises as `Connection.close`."""
+        self._ended = True
+        await self._connection.close(deadline_s)
+
+    def _parts(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._listen(), self._watch()]
+
+    async def _on(self, kind: Kind, incoming: Incoming) -> None:
+        raise NotImplementedError
+
+    def _in_transfer(self) -> bool:
+        raise NotImplementedError
+
+    def _send(self, kind: Kind, buffer: memoryview) -> asyncio.Future[None]:
+        tag = framing.tag_of(kind, self._sent)
+        self._sent += 1
+        self._spoken = self._loop.time()
+        return self._connection.send(tag, buffer)
+
+    async def _listen(self) -> None:
+        while (incoming := await self._connection.receive()) is not None:
+            kind = framing.read_tag(incoming.tag, incoming.nbytes, self._received)
+            self._received += 1
+            self._heard = self._loop.time()
+            if kind is Kind.BEAT:
+                await incoming.into(memoryview(bytearray()))
+            elif kind is Kind.ERROR:
+                reason = (await take(incoming)).decode(errors="replace")
+                raise TransportError(f"the other lane ended the transfer: {reason}")
+            else:
+                await self._on(kind, incoming)
+
+    async def _watch(self) -> None:
+        period = self._stall / BEATS
+        while not self._ended:
+            before = self._loop.time()
+            await asyncio.sleep(period)
+            now = self._loop.time()
+            if now - before > 2 * period:
+                # This process stood still; its peer can't be blamed for what was missed meanwhile.
+                self._heard = self._moved = now
+            if now - self._spoken >= period and not self._ended:
+                self._send(Kind.BEAT, memoryview(b""))
+            if now - self._heard > self._stall:
+                raise DeadlineError(f"nothing came from the other lane for {self._stall} s")
+            if self._in_transfer() and now - self._moved > self._stall:
+                raise DeadlineError(f"the transfer stood still for {self._stall} s")
+
+    async def _complain(self, reason: str) -> None:
+        """Tells the peer why this side ends the connection; best effort, bounded."""
+        with contextlib.suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(min(self._stall, 1.0)):
+                await self._send(Kind.ERROR, memoryview(reason.encode()[: framing.MAX_ERROR]))
+                await self._connection.close(min(self._stall, 1.0))
+
+
+class Source(Exchange):
+    """Answers pulls: sends what was pulled, in the order it was pulled, and nothing unasked."""
+
+    def __init__(self, connection: Connection, table: RegionTable, stall_s: float, faults: Faults) -> None:
+        super().__init__(connection, table, stall_s)
+        self._faults = faults
+        self._pulls: asyncio.Queue[Spans] = asyncio.Queue()
+        self._slots = asyncio.Semaphore(DEPTH)
+        self._in_flight = 0
+
+    def _parts(self) -> list[Coroutine[Any, Any, None]]:
+        return [*super()._parts(), self._serve()]
+
+    def _in_transfer(self) -> bool:
+        return self._in_flight > 0
+
+    async def _on(self, kind: Kind, incoming: Incoming) -> None:
+        if kind is not Kind.PULL:
+            raise FramingError(f"{kind.name} came to a lane that serves pulls")
+        if self._pulls.qsize() >= framing.MAX_PULLS:
+            raise FramingError(f"more than {framing.MAX_PULLS} pulls at once")
+        spans = framing.unpack_spans(await take(incoming))
+        self._table.check(spans)
+        self._pulls.put_nowait(spans)
+
+    async def _serve(self) -> None:
+        while True:
+            for chunk in framing.plan(await self._pulls.get()):
+                await self._slots.acquire()
+                await self._faults.pause()
+                self._ship(chunk, await self._bounces.get() if len(chunk.pieces) > 1 else None)
+
+    def _ship(self, chunk: Chunk, bounce: memoryview | None) -> None:
+        table = self._table
+        data = table.view(chunk.pieces[0]) if bounce is None else table.gather(chunk, bounce)
+        if self._in_flight == 0:
+            self._moved = self._loop.time()
+        self._in_flight += 1
+
+        def shipped(_: asyncio.Future[None]) -> None:
+            self._in_flight -= 1
+            self._moved = self._loop.time()
+            self._slots.release()
+            if bounce is not None:
+                self._bounces.put_nowait(bounce)
+
+        self._send(Kind.DATA, self._faults.damage(data)).add_done_callback(shipped)
+
+
+class _Pull:
+    """One pull under way: completes when its last byte has landed."""
+
+    def __init__(self, nbytes: int, chunks: int) -> None:
+        self.nbytes = nbytes
+        self.left = chunks
+        self.landed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.landed.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+class Destination(Exchange):
+    """Makes pulls, and accepts exactly what they asked for."""
+
+    def __init__(self, connection: Connection, table: RegionTable, stall_s: float) -> None:
+        super().__init__(connection, table, stall_s)
+        self._due: deque[tuple[_Pull, Chunk]] = deque()
+        self._open: set[_Pull] = set()
+
+    def pull(self, spans: Spans) -> asyncio.Future[int]:
+        """Asks for spans; they are landed in this table's memory when the future completes.
+
+        Returns:
+            A future with the number of bytes. Cancelling it doesn't stop the transfer.
+
+        Raises:
+            FramingError: a span leaves its region, or too many pulls are under way.
+            ConnectionLostError: the connection has ended.
+        """
+        self._table.check(spans)
+        if len(self._open) >= framing.MAX_PULLS:
+            raise FramingError(f"more than {framing.MAX_PULLS} pulls at once")
+        if self._ended:
+            raise ConnectionLostError("the other lane has ended the transfer")
+        chunks = list(framing.plan(spans))
+        pull = _Pull(framing.check_volume(spans), len(chunks))
+        if not chunks:
+            pull.landed.set_result(0)
+            return pull.landed
+        self._send(Kind.PULL, memoryview(spans.tobytes()))
+        if not self._open:
+            self._moved = self._loop.time()
+        self._open.add(pull)
+        self._due.extend((pull, chunk) for chunk in chunks)
+        return pull.landed
+
+    async def run(self) -> None:
+        """As `Exchange.run`; pulls that are under way fail with what ended it."""
+        try:
+            await super().run()
+            self._check_idle()
+        except (TransportError, DeadlineError) as error:
+            for pull in self._open:
+                if not pull.landed.done():
+                    pull.landed.set_exception(error)
+            raise
+
+    def _in_transfer(self) -> bool:
+        return bool(self._open)
+
+    async def _on(self, kind: Kind, incoming: Incoming) -> None:
+        if kind is not Kind.DATA:
+            raise FramingError(f"{kind.name} came to a lane that pulls")
+        if not self._due:
+            raise FramingError(f"{incoming.nbytes} bytes came that nobody pulled")
+        pull, chunk = self._due[0]
+        if incoming.nbytes != chunk.nbytes:
+            raise FramingError(f"a chunk of {incoming.nbytes} bytes came where {chunk.nbytes} were pulled")
+        self._due.popleft()
+        bounce = await self._bounces.get() if len(chunk.pieces) > 1 else None
+        buffer = self._table.view(chunk.pieces[0]) if bounce is None else bounce[: chunk.nbytes]
+
+        def landed(future: asyncio.Future[None]) -> None:
+            if future.cancelled() or future.exception() is not None:
+                return
+            if bounce is not None:
+                self._table.scatter(chunk, bounce)
+                self._bounces.put_nowait(bounce)
+            self._landed(pull)
+
+        incoming.into(buffer).add_done_callback(landed)
+
+    def _check_idle(self) -> None:
+        if self._open:
+            raise ConnectionLostError("the other lane closed with pulls under way")
+
+    def _landed(self, pull: _Pull) -> None:
+        self._heard = self._moved = self._loop.time()
+        pull.left -= 1
+        if pull.left == 0:
+            self._open.discard(pull)
+            if not pull.landed.done():
+                pull.landed.set_result(pull.nbytes)
+
+
+async def take(incoming: Incoming) -> bytes:
+    """Receives a message of bounded length whole."""
+    body = bytearray(incoming.nbytes)
+    await incoming.into(memoryview(body))
+    return bytes(body)
+
+
+async def _first(connection: Connection, kind: Kind) -> bytes:
+    incoming = await connection.receive()
+    if incoming is None:
+        raise ConnectionLostError("the other side closed instead of introducing itself")
+    found = framing.read_tag(incoming.tag, incoming.nbytes, 0)
+    if found is Kind.ERROR:
+        raise TransportError(f"the other lane refused: {(await take(incoming)).decode(errors='replace')}")
+    if found is not kind:
+        raise FramingError(f"{found.name} came where {kind.name} is due")
+    return await take(incoming)
+
+
+async def introduce(connection: Connection, token: bytes, move_id: str, table: RegionTable) -> None:
+    """Opens a connection as destination; the caller sets the deadline.
+
+    Raises:
+        TransportError: the source doesn't accept the token, doesn't know it, or has other regions.
+    """
+    hello = framing.opening(Kind.HELLO, token, move_id, table.digest)
+    connection.send(framing.tag_of(Kind.HELLO, 0), memoryview(hello))
+    body = await _first(connection, Kind.WELCOME)
+    if framing.check_opening(body, Kind.WELCOME, token, move_id) != table.digest:
+        raise FramingError("the regions of the two sides have different sizes")
+
+
+async def examine(connection: Connection, token: bytes, move_id: str) -> bytes:
+    """Reads a caller's first message as source; the caller sets the deadline.
+
+    Returns:
+        Its table digest.
+
+    Raises:
+        TransportError: it isn't the expected destination.
+    """
+    return framing.check_opening(await _first(connection, Kind.HELLO), Kind.HELLO, token, move_id)
+
+
+async def welcome(
+    connection: Connection, token: bytes, move_id: str, table: RegionTable, theirs: bytes
+) -> None:
+    """Answers an examined caller.
+
+    Raises:
+        FramingError: its regions have other sizes; it was told.
+    """
+    if theirs != table.digest:
+        reason = "the regions of the two sides have different sizes"
+        connection.send(framing.tag_of(Kind.ERROR, 0), memoryview(reason.encode()))
+        await connection.close(1.0)
+        raise FramingError(reason)
+    body = framing.opening(Kind.WELCOME, token, move_id, table.digest)
+    await connection.send(framing.tag_of(Kind.WELCOME, 0), memoryview(body))

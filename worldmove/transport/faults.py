@@ -1,0 +1,59 @@
+"""Faults of a source lane, for tests: reachable only when the node was started with them.
+
+What is damaged is always a copy; the arena is never touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from worldmove.errors import ConfigError
+
+FLIP_ONCE = "lane-flip-once"
+FLIP_ALWAYS = "lane-flip-always"
+SHORT_ONCE = "lane-short-once"
+STALL = "lane-stall"
+ALL = (FLIP_ONCE, FLIP_ALWAYS, SHORT_ONCE, STALL)
+
+
+def lane_faults(option: str) -> tuple[str, ...]:
+    """The lanes' part of the comma-separated option `faults`; other parts' names pass by.
+
+    Raises:
+        ConfigError: a name that begins with `lane-` is unknown.
+    """
+    names = tuple(name for name in (part.strip() for part in option.split(",")) if name.startswith("lane-"))
+    for name in names:
+        if name not in ALL:
+            raise ConfigError(f"faults: {name!r} is unknown; allowed are {', '.join(ALL)}")
+    return names
+
+
+class Faults:
+    """Damages chunks on their way out.
+
+    `lane-flip-once` flips the middle byte of the process's first chunk, `lane-flip-always` that of
+    every chunk; `lane-short-once` drops the last byte of the first chunk; `lane-stall` sends nothing
+    after the first chunk, while beats go on.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = set(names)
+        self._sent = 0
+
+    async def pause(self) -> None:
+        """Returns when the next chunk may be sent, which may be never."""
+        if STALL in self._names and self._sent:
+            await asyncio.get_running_loop().create_future()
+
+    def damage(self, data: memoryview) -> memoryview:
+        """The chunk as it is to be sent."""
+        self._sent += 1
+        if FLIP_ALWAYS in self._names or (FLIP_ONCE in self._names and self._sent == 1):
+            copy = bytearray(data)
+            copy[len(copy) // 2] ^= 0xFF
+            return memoryview(copy)
+        if SHORT_ONCE in self._names and self._sent == 1:
+            return memoryview(bytes(data[:-1]))
+        return data

@@ -1,0 +1,104 @@
+"""What a node and its lane processes say to each other over their socket pair (see `worldmove.ipc`).
+
+One command at a time is under way, `Pull` excepted; each is answered by `Done` or `Refused`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Extents(msgspec.Struct, frozen=True, tag="extents"):
+    """Sizes in bytes of the extents whose descriptors come along; repeated for more than fit a packet."""
+
+    sizes: list[int]
+    writable: bool
+
+
+class Bind(msgspec.Struct, frozen=True, tag="bind"):
+    """Takes up a lease of the extents sent before. `regions`: i64[n, 3] of (extent, offset, nbytes)."""
+
+    move_id: str
+    regions: bytes
+
+
+class Serve(msgspec.Struct, frozen=True, tag="serve"):
+    """Accept the one caller that proves this token."""
+
+    token: bytes
+
+    def __repr__(self) -> str:
+        return "Serve(...)"
+
+
+class Connect(msgspec.Struct, frozen=True, tag="connect"):
+    """Call a serving lane; the deadline in seconds covers the introduction too."""
+
+    host: str
+    port: int
+    token: bytes
+    deadline_s: float
+
+    def __repr__(self) -> str:
+        return f"Connect({self.host}:{self.port})"
+
+
+class Pull(msgspec.Struct, frozen=True, tag="pull"):
+    """Fetch spans (packed as `framing.SPAN`); answered by `Pulled` or `NotPulled`."""
+
+    number: int
+    spans: bytes
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """End the lease cleanly and unmap everything."""
+
+    deadline_s: float
+
+
+Command = Extents | Bind | Serve | Connect | Pull | Release
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The lane listens; its first message."""
+
+    port: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The command was carried out."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The command is not possible; the lane is as it was before."""
+
+    reason: str
+
+
+class Pulled(msgspec.Struct, frozen=True, tag="pulled"):
+    """All bytes of a pull are in the lane's memory."""
+
+    number: int
+    nbytes: int
+
+
+class NotPulled(msgspec.Struct, frozen=True, tag="not-pulled"):
+    """A pull was refused or broke off; `code` is the error class's."""
+
+    number: int
+    code: str
+    reason: str
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """A sign of life, several within a stall deadline."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The lease is lost and the process ends; `code` is the error class's."""
+
+    code: str
+    reason: str
+
+
+Report = Ready | Done | Refused | Pulled | NotPulled | Alive | Failed
