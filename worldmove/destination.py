@@ -22,6 +22,7 @@ from worldmove.manifest import Extent, LeafMap, Manifest
 from worldmove.paths import LocalPath, Path, StagedPath
 from worldmove.protocol import State
 from worldmove.reading import Reader
+from worldmove.receipts import now_text
 from worldmove.rounds import RoundPolicy
 from worldmove.sessions import Berth
 from worldmove.transport.pool import LaneRegion
@@ -46,6 +47,7 @@ class DestinationMove(Driver):
         policy = RoundPolicy(max_rounds=services.settings.max_rounds, horizon_ms=hello.horizon_ms)
         super().__init__(services, hello.move_id, policy)
         self.hello = hello
+        self.created_at = now_text()
         self.path_name: str | None = None
         self.landed = 0
         self._told = 0
@@ -100,7 +102,6 @@ class DestinationMove(Driver):
             return
         self._berth = berth
         self._pins.enter_context(berth.slot.pinned())
-        berth.on_lost = lambda: self.fail("worker-lost", "the standby's worker is gone")
         self.path_name = berth.path
         admitted = m.Admitted(
             incarnation=self.services.claim.incarnation,

@@ -52,7 +52,11 @@ WORK = (
 
 
 class PeerChannel(Protocol):
-    """One control connection, message by message."""
+    """One control connection, message by message; `move_id` is the one in its address."""
+
+    @property
+    def move_id(self) -> str:
+        """The move that this connection is for."""
 
     async def send(self, message: bytes) -> None:
         """Sends one message; raises ConnectionLostError once the connection is gone."""
@@ -218,6 +222,13 @@ class Driver:
         except (TimeoutError, WorldMoveError):
             self.log.info("peer did not take the last words")
         await self._peer_tasks.cancel()
+
+    async def abandon(self) -> None:
+        """Ends the driver without a word: the node goes at once, the record tells the next one what was."""
+        for group in (self._work, self._tasks, self._peer_tasks):
+            await group.cancel()
+        if not self.done.done():
+            self.done.set_result(None)
 
     async def _settle(self, _action: p.SettleRecord) -> None:
         """Writes `aborted` where nothing else stands, and obeys the record; asks until the ledger answers."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from worldmove.digest import LeafTable, hash_bytes, root
-from worldmove.executor.pool import CopyPiece, ExecutorPool, Piece
+from worldmove.executor.messages import CopyPiece, Piece
+from worldmove.executor.pool import ExecutorPool
 from worldmove.hosting.memory import Holding
 from worldmove.manifest import Span
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 from worldmove import messages as m
@@ -90,13 +89,11 @@ class Berth:
 
     Attributes:
         path: how the bytes will come.
-        on_lost: called when the standby's worker dies before the adoption.
     """
 
     def __init__(self, slot: Slot, path: str, move_id: str, book: SessionBook, *, bare: bool) -> None:
         self.slot = slot
         self.path = path
-        self.on_lost: Callable[[], None] | None = None
         self._move_id = move_id
         self._book = book
         self._bare = bare
@@ -123,7 +120,6 @@ class Berth:
 
     def install(self, record: SessionRecord, hello: m.Hello) -> None:
         """The record says `adopted`: the slot is the session's, and its worker may generate."""
-        self.on_lost = None
         host = self._book.host
         host.adopt(self.slot, record.session_id, record.epoch, hello.manifest, hello.seed)
         self._session = self._book.add(self.slot, record)
@@ -135,7 +131,6 @@ class Berth:
 
     def vacate(self) -> None:
         """The session did not come; memory has been wiped. A standby waits again, bare memory goes."""
-        self.on_lost = None
         self._book.host.unbind(self.slot, self._move_id)
         if self._bare:
             self._book.host.close_slot(self.slot, Ended("the session did not come"))

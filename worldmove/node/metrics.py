@@ -1,0 +1,108 @@
+"""What the node counts, for Prometheus. docs/metrics.md lists every name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from worldmove.views import GateView, MigrationView
+
+PAUSE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+TOTAL_BUCKETS = (10, 50, 100, 500, 1000, 5000, 10000, 30000, 60000, 120000)
+SESSION_STATES = ("live", "paused", "unattended", "fenced", "lost", "ended")
+
+
+class Metrics:
+    """One registry per node; label values come from small, fixed sets, never from callers."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        name = "worldmove"
+        self._moves = Counter(
+            "moves_total", "Moves that ended.", ["role", "state"], namespace=name, registry=self.registry
+        )
+        self._missed = Counter(
+            "moves_missed_total", "Committed moves that were late.", namespace=name, registry=self.registry
+        )
+        self._sent = Counter(
+            "sent_bytes_total", "Bytes of regions moved away.", namespace=name, registry=self.registry
+        )
+        self._received = Counter(
+            "received_bytes_total", "Bytes that landed here.", namespace=name, registry=self.registry
+        )
+        self._damaged = Counter(
+            "damaged_leaves_total",
+            "Leaves that differed at the destination and were sent again.",
+            namespace=name,
+            registry=self.registry,
+        )
+        self._pause = Histogram(
+            "pause_milliseconds",
+            "From the last rank's stop until the destination may generate.",
+            namespace=name,
+            registry=self.registry,
+            buckets=PAUSE_BUCKETS,
+        )
+        self._total = Histogram(
+            "move_milliseconds",
+            "Duration of moves that were released.",
+            namespace=name,
+            registry=self.registry,
+            buckets=TOTAL_BUCKETS,
+        )
+        self._sessions = Gauge(
+            "sessions", "Sessions here.", ["state"], namespace=name, registry=self.registry
+        )
+        self._gauges = {
+            key: Gauge(key, text, namespace=name, registry=self.registry)
+            for key, text in (
+                ("standbys", "Standbys that wait here."),
+                ("moves_running", "Moves under way, in either direction."),
+                ("lanes", "Data-plane processes."),
+                ("executors", "Executor processes."),
+                ("memory_free_bytes", "What sessions may still reserve."),
+                ("gate_outstanding_bytes", "Bytes granted and not landed yet."),
+                ("gate_waiting", "Requests that wait for a grant."),
+                ("gate_granted_bytes", "Bytes granted since the start."),
+                ("incarnation", "This start of the node."),
+            )
+        }
+        self._path = Gauge(
+            "path_gbps", "Last measured rate of a path.", ["path"], namespace=name, registry=self.registry
+        )
+
+    def move_ended(self, role: str, view: MigrationView) -> None:
+        """Counts a move that has ended on this node."""
+        self._moves.labels(role=role, state=view.state).inc()
+        if role == "destination":
+            self._received.inc(view.sent_bytes)
+            return
+        receipt = view.receipt
+        if receipt is None:
+            return
+        self._sent.inc(receipt.sent_bytes)
+        self._damaged.inc(len(receipt.damaged))
+        if receipt.missed:
+            self._missed.inc()
+        if receipt.pause_ms is not None:
+            self._pause.observe(receipt.pause_ms)
+        if receipt.state == "released":
+            self._total.observe(receipt.total_ms)
+
+    def path_rate(self, path: str, gbps: float) -> None:
+        """Notes what a path has just carried."""
+        self._path.labels(path=path).set(gbps)
+
+    def render(self, *, sessions: Mapping[str, int], gate: GateView, gauges: Mapping[str, float]) -> bytes:
+        """The exposition text, with the present values of everything that is not counted as it happens."""
+        for state in SESSION_STATES:
+            self._sessions.labels(state=state).set(sessions.get(state, 0))
+        values = dict(gauges) | {
+            "gate_outstanding_bytes": gate.outstanding_bytes,
+            "gate_waiting": gate.waiting,
+            "gate_granted_bytes": gate.granted_bytes,
+        }
+        for key, gauge in self._gauges.items():
+            gauge.set(values.get(key, 0))
+        return generate_latest(self.registry)

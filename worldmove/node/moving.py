@@ -1,0 +1,344 @@
+"""The moves of one node: asked for, watched, cancelled, and taken in from peers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from worldmove import messages as m
+from worldmove import protocol as p
+from worldmove.destination import DestinationMove
+from worldmove.driver import PeerChannel, Services
+from worldmove.errors import (
+    AlreadyMovingError,
+    ConflictError,
+    FramingError,
+    NotFoundError,
+    NotOwnerError,
+    PeerError,
+    RejectedError,
+    SamePlaceError,
+    UnauthorizedError,
+    ValidationError,
+    WorldMoveError,
+)
+from worldmove.hosting.ranks import Change
+from worldmove.hosting.slots import Slot
+from worldmove.ledger.records import NodeInfo
+from worldmove.node.admitting import Admission
+from worldmove.node.metrics import Metrics
+from worldmove.node.moveviews import of_destination, of_receipt, of_source
+from worldmove.node.peers import connect_peer
+from worldmove.receipts import rejection_error
+from worldmove.sessions import Berth, Session, SessionBook
+from worldmove.source import SourceMove
+from worldmove.views import ENDED_STATES, DryRun, MigrationPage, MigrationRequest, MigrationView
+
+REMEMBERED = 1000
+PROGRESS_S = 0.25
+
+AnyMove = SourceMove | DestinationMove
+
+
+class Moves:
+    """Starts, remembers and ends moves.
+
+    Args:
+        services: what drivers get.
+        book: the node's sessions.
+        admission: for sessions that come.
+        peer_token: the bearer token for other nodes, or `None` where there are no tokens.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        book: SessionBook,
+        admission: Admission,
+        metrics: Metrics,
+        peer_token: Callable[[], str | None],
+    ) -> None:
+        self._services = services
+        self._book = book
+        self._admission = admission
+        self._metrics = metrics
+        self._peer_token = peer_token
+        self._running: dict[str, AnyMove] = {}
+        self._ended: OrderedDict[str, MigrationView] = OrderedDict()
+        self._closing = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def migrate(self, request: MigrationRequest, key: str | None) -> MigrationView:
+        """Starts a move; returns once the destination has admitted it.
+
+        Raises:
+            NotFoundError, NotOwnerError, SamePlaceError, AlreadyMovingError, ValidationError,
+            IdempotencyMismatchError, PeerError, and whatever the destination rejects the move with.
+        """
+        move_id = f"move-{secrets.token_hex(8)}"
+        if key is not None:
+            digest = hashlib.sha256(msgspec.json.encode(request)).hexdigest()
+            earlier = await self._services.ledger.idempotent(key, digest, move_id)
+            if earlier is not None and earlier != move_id:
+                return await self.migration(earlier)
+        try:
+            move = await self._start(request, move_id)
+            await asyncio.shield(move.admission)
+        except WorldMoveError:
+            if key is not None:
+                await self._services.ledger.forget(key, move_id)
+            raise
+        return of_source(move)
+
+    async def _start(self, request: MigrationRequest, move_id: str) -> SourceMove:
+        session, node = await self._locate(request)
+        hello = self._hello(session, request, move_id)
+
+        async def connect() -> PeerChannel:
+            timeout_ms = self._services.settings.peer_timeout_ms
+            return await connect_peer(node.url, move_id, self._peer_token(), timeout_ms)
+
+        if session.move is not None:
+            raise AlreadyMovingError(
+                f"session {session.id!r} is in move {session.move.move_id}", migration_id=session.move.move_id
+            )
+        move = SourceMove(self._services, session, hello, node.name, connect)
+        session.begin_move(move)
+        self._keep(move)
+        move.begin()
+        return move
+
+    async def dry_run(self, request: MigrationRequest) -> DryRun:
+        """Whether the destination would admit the move now; nothing is reserved."""
+        session, node = await self._locate(request)
+        move_id = f"dry-{secrets.token_hex(8)}"
+        hello = msgspec.structs.replace(self._hello(session, request, move_id), dry_run=True)
+        required = {"state_bytes": float(session.slot.manifest.nbytes)}
+        timeout_ms = self._services.settings.peer_timeout_ms
+        try:
+            channel = await connect_peer(node.url, move_id, self._peer_token(), timeout_ms)
+            try:
+                await channel.send(m.encode(hello))
+                async with asyncio.timeout(timeout_ms / 1000):
+                    answer = m.decode(await channel.receive())
+            finally:
+                await channel.close()
+        except TimeoutError as error:
+            raise PeerError(f"node {node.name} gave no verdict within {timeout_ms:g} ms") from error
+        if isinstance(answer, m.Rejected):
+            found = rejection_error(answer)
+            return DryRun(admissible=False, code=found.code, reason=found.message, required=required)
+        if not isinstance(answer, m.Admitted):
+            raise PeerError(f"node {node.name} gave no verdict")
+        return DryRun(admissible=True, required=required, available=answer.available)
+
+    async def _locate(self, request: MigrationRequest) -> tuple[Session, NodeInfo]:
+        ledger, name = self._services.ledger, self._services.claim.name
+        if self._closing:
+            raise RejectedError("this node is shutting down", retry_after_ms=1000)
+        session = self._book.get(request.session_id)
+        nodes = {node.name: node for node in await ledger.nodes()}
+        if session is None:
+            record = await ledger.get(request.session_id)
+            if record is None or record.phase == "ended":
+                raise NotFoundError(f"session {request.session_id!r} is not known")
+            owner = nodes.get(record.owner)
+            raise NotOwnerError(
+                f"session {request.session_id!r} is on node {record.owner}",
+                owner=record.owner,
+                owner_url=owner.url if owner else None,
+            )
+        _check_devices(request.devices)
+        if request.destination == name:
+            raise SamePlaceError(f"session {session.id!r} is on {name} already; another node is allowed")
+        if request.destination not in nodes:
+            known = sorted(set(nodes) - {name})
+            raise NotFoundError(f"node {request.destination!r} is not known; known: {known}", nodes=known)
+        return session, nodes[request.destination]
+
+    def _hello(self, session: Session, request: MigrationRequest, move_id: str) -> m.Hello:
+        services, manifest = self._services, session.slot.manifest
+        horizon_ms = _positive("horizon_ms", request.horizon_ms, manifest.horizon_ms)
+        deadline_ms = _positive("deadline_ms", request.deadline_ms, services.settings.deadline_ms)
+        return m.Hello(
+            move_id=move_id,
+            session_id=session.id,
+            source=services.claim.name,
+            source_incarnation=services.claim.incarnation,
+            boot_id=services.boot_id,
+            epoch=session.record.epoch,
+            seed=session.slot.seed,
+            manifest=manifest,
+            fingerprint=session.slot.fingerprint,
+            live=request.live,
+            path=request.path or services.settings.path,
+            socket=str(services.door.path),
+            horizon_ms=horizon_ms,
+            deadline_ms=deadline_ms,
+            allow_unattended=request.allow_unattended,
+        )
+
+    def _keep(self, move: AnyMove) -> None:
+        self._running[move.move_id] = move
+        move.done.add_done_callback(lambda _done: self._forget(move))
+
+    def _forget(self, move: AnyMove) -> None:
+        self._running.pop(move.move_id, None)
+        view = self._view(move)
+        self._ended[move.move_id] = view
+        self._metrics.move_ended(move.role, view)
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def _view(self, move: AnyMove) -> MigrationView:
+        if isinstance(move, SourceMove):
+            return of_source(move)
+        return of_destination(move, self._services.claim.name)
+
+    async def migration(self, move_id: str) -> MigrationView:
+        """A move that runs here, ended here, or of which the ledger has a receipt.
+
+        Raises:
+            NotFoundError: nobody knows it.
+        """
+        move = self._running.get(move_id)
+        if move is not None:
+            return self._view(move)
+        if move_id in self._ended:
+            return self._ended[move_id]
+        receipt = await self._services.ledger.receipt(move_id)
+        if receipt is None:
+            raise NotFoundError(f"migration {move_id!r} is not known")
+        return of_receipt(receipt)
+
+    async def migrations(self, after: str | None, limit: int) -> MigrationPage:
+        """Running moves, then ended ones, newest first."""
+        running = [self._view(move) for move in reversed(self._running.values())]
+        known = {view.id: view for view in [*running, *reversed(self._ended.values())]}
+        views = list(known.values())
+        ids = [view.id for view in views]
+        if after is not None and after not in known:
+            raise NotFoundError(f"migration {after!r} is not known")
+        start = ids.index(after) + 1 if after is not None else 0
+        page = tuple(views[start : start + limit])
+        more = start + limit < len(views)
+        return MigrationPage(migrations=page, next=page[-1].id if more and page else None)
+
+    async def events(self, move_id: str) -> AsyncIterator[MigrationView]:
+        """The move as it goes on; ends with its last state."""
+        last: MigrationView | None = None
+        while True:
+            move = self._running.get(move_id)
+            view = await self.migration(move_id)
+            if view != last:
+                last = view
+                yield view
+            if move is None or (view.state in ENDED_STATES and move.done.done()):
+                return
+            await _either(move.changed, PROGRESS_S)
+
+    async def cancel(self, move_id: str) -> MigrationView:
+        """Gives a move up and waits until the source has its world back.
+
+        Raises:
+            NotFoundError: nobody knows it.
+            ConflictError: it is committed or over.
+        """
+        move = self._running.get(move_id)
+        if move is None:
+            view = await self.migration(move_id)
+            raise ConflictError(f"migration {move_id!r} has ended as {view.state}", state=view.state)
+        if not move.abortable:
+            raise ConflictError(f"migration {move_id!r} is {move.machine.shown} and cannot be cancelled")
+        move.fail("cancelled", "cancelled by an operator")
+        await asyncio.shield(move.done)
+        return self._view(move)
+
+    async def serve_peer(self, channel: PeerChannel) -> None:
+        """The destination's side of a move, from the peer's first message to the end.
+
+        Raises:
+            FramingError: the first message is no hello, or of another move than the address says.
+            UnauthorizedError: the move is known here already.
+        """
+        async with asyncio.timeout(self._services.settings.peer_timeout_ms / 1000):
+            hello = m.decode(await channel.receive())
+        if not isinstance(hello, m.Hello) or hello.move_id != channel.move_id:
+            raise FramingError("the first message must be the hello of the move in the address")
+        if hello.dry_run:
+            await channel.send(m.encode(self._verdict(hello)))
+            return
+        if hello.move_id in self._running or hello.move_id in self._ended:
+            raise UnauthorizedError(f"move {hello.move_id!r} was opened before")
+        move = DestinationMove(self._services, hello, self._admit)
+        self._keep(move)
+        move.post(hello)
+        move.start_peer(channel)
+        await asyncio.shield(move.done)
+
+    async def _admit(self, hello: m.Hello) -> Berth:
+        if self._closing:
+            raise RejectedError("this node is shutting down", retry_after_ms=1000)
+        return await self._admission.admit(hello)
+
+    def _verdict(self, hello: m.Hello) -> m.Message:
+        try:
+            path = self._admission.check(hello)
+        except WorldMoveError as error:
+            return m.Rejected(code=error.code, message=error.message, details=error.details)
+        return m.Admitted(incarnation=self._services.claim.incarnation, path=path, lanes=0)
+
+    def on_slot_change(self, slot: Slot, change: Change) -> None:
+        """A standby that a move has bound may have lost its worker."""
+        if slot.session_id is None and slot.bound is not None and change in ("lost", "left", "revised"):
+            move = self._running.get(slot.bound)
+            if move is not None:
+                move.fail("worker-lost", f"the standby's worker {change}")
+
+    async def close(self) -> None:
+        """Takes no more moves; those before their pause are rolled back, the others finish."""
+        self._closing = True
+        for move in list(self._running.values()):
+            if move.machine.state not in (p.State.PAUSING, p.State.FINISHING, p.State.VERIFYING):
+                move.fail("shutting-down", "a node of the move is shutting down")
+        while self._running:
+            await asyncio.wait([move.done for move in self._running.values()])
+
+    async def abort(self) -> None:
+        """Ends every driver at once; the ledger's records settle what was under way."""
+        self._closing = True
+        for move in list(self._running.values()):
+            await move.abandon()
+
+
+def _check_devices(devices: dict[str, str]) -> None:
+    for source, destination in devices.items():
+        for device in (source, destination):
+            if device != "host":
+                raise ValidationError(
+                    f"devices names {device!r}; this node has 'host' only", field="devices", value=device
+                )
+
+
+def _positive(field: str, given: float | None, default: float) -> float:
+    value = default if given is None else given
+    if not (math.isfinite(value) and value > 0):
+        raise ValidationError(f"{field} is {value}; a finite number above 0 is allowed", field=field)
+    return value
+
+
+async def _either(changed: asyncio.Event, seconds: float) -> None:
+    changed.clear()
+    try:
+        async with asyncio.timeout(seconds):
+            await changed.wait()
+    except TimeoutError:
+        return

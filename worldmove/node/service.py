@@ -1,0 +1,368 @@
+"""One node: starts what it needs, lends it to its moves, and ends it in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import structlog
+
+from worldmove.config import Settings
+from worldmove.descriptors import DescriptorDoor
+from worldmove.driver import PeerChannel, Services
+from worldmove.errors import FencedError, LedgerError, WorldMoveError
+from worldmove.executor.pool import ExecutorPool
+from worldmove.gate import Gate
+from worldmove.hosting.host import Host
+from worldmove.hosting.ranks import Change
+from worldmove.hosting.slots import Slot
+from worldmove.ledger import open_ledger
+from worldmove.ledger.base import Ledger
+from worldmove.ledger.lease import Liveness
+from worldmove.ledger.records import Claim, NodeInfo
+from worldmove.memory.arena import MemoryBudget
+from worldmove.memory.keeping import Keeper
+from worldmove.node.admitting import Admission
+from worldmove.node.metrics import Metrics
+from worldmove.node.moving import Moves
+from worldmove.node.registering import Registrar
+from worldmove.sessions import SessionBook
+from worldmove.tasks import Tasks
+from worldmove.tokens import TokenFile
+from worldmove.transport.pool import LanePool
+from worldmove.views import (
+    BoundaryView,
+    DeviceView,
+    DigestView,
+    DryRun,
+    LaneView,
+    MigrationPage,
+    MigrationRequest,
+    MigrationView,
+    NodeView,
+    PeerNode,
+    Registration,
+    SessionEvent,
+    SessionPage,
+    SessionSpec,
+    SessionView,
+    StandbyView,
+)
+
+RENEW_S = 1.0
+LEASE_S = 5.0
+GATE_BURST_S = 0.02
+MIN_BURST = 1 << 20
+PEER_SOCKET = "peer.sock"
+KEEPER_SOCKET = "keeper.sock"
+
+
+class Node:
+    """The service behind every face: all of it is asynchronous, raises `worldmove.errors`, and never blocks.
+
+    Args:
+        settings: validated options.
+        url: what other nodes and clients are told.
+    """
+
+    def __init__(self, settings: Settings, url: str) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.url = url
+        self.incarnation = 0
+        self.log = structlog.get_logger().bind(node=settings.name)
+        self._metrics = Metrics()
+        self._boot_id = boot_id()
+        self._liveness = Liveness(LEASE_S)
+        self._rates: dict[str, float] = {}
+        self._tasks = Tasks(self._on_task_error)
+        self._tokens = TokenFile(settings.token_file) if settings.token_file else None
+        self._budget = MemoryBudget(settings.memory_limit)
+        self._executors = ExecutorPool(settings.executors, on_event=self._on_process_event)
+        self._lanes = LanePool(
+            stall_ms=int(settings.stall_ms), faults=settings.faults, on_event=self._on_process_event
+        )
+        self._keeper: Keeper | None = None
+        self._ledger: Ledger | None = None
+        self._host: Host | None = None
+        self._door = DescriptorDoor(settings.run_dir / PEER_SOCKET, int(settings.peer_timeout_ms))
+        self._book: SessionBook
+        self._registrar: Registrar
+        self._moves: Moves
+
+    async def start(self) -> None:
+        """Claims the name in the ledger and starts keeper, executors and lanes.
+
+        Raises:
+            LedgerError, ProcessLostError, ConfigError: something that a node needs cannot be had.
+        """
+        self._ledger = await open_ledger(self.settings.ledger)
+        info = NodeInfo(name=self.name, url=self.url, boot_id=self._boot_id)
+        self.incarnation = await self._ledger.claim(info)
+        self._keeper = await Keeper.start(self.settings.run_dir / KEEPER_SOCKET)
+        await self._executors.start()
+        await self._lanes.start()
+        await self._door.start()
+        self._host = Host(
+            socket_path=self.settings.socket_path,
+            incarnation=self.incarnation,
+            arenas=self._budget,
+            keeper=self._keeper,
+            on_change=self._on_slot_change,
+        )
+        self._book = SessionBook(self.name, self.url, self._host)
+        self._compose(self._ledger, self._host)
+        self._host.start()
+        self._tasks.spawn(self._renew(self._ledger), name="lease")
+        self.log.info("node started", incarnation=self.incarnation, url=self.url)
+
+    def _compose(self, ledger: Ledger, host: Host) -> None:
+        rate = self.settings.gate_rate
+        burst = max(int(rate * GATE_BURST_S), MIN_BURST) if rate else MIN_BURST
+        services = Services(
+            settings=self.settings,
+            claim=Claim(self.name, self.incarnation),
+            url=self.url,
+            boot_id=self._boot_id,
+            ledger=ledger,
+            lanes=self._lanes,
+            executors=self._executors,
+            gate=Gate(rate, burst),
+            door=self._door,
+            note_rate=self._note_rate,
+        )
+        self._gate = services.gate
+        self._registrar = Registrar(services, host, self._book)
+        admission = Admission(self.settings, self._boot_id, host, self._book)
+        self._moves = Moves(services, self._book, admission, self._metrics, self._peer_token)
+
+    def _peer_token(self) -> str | None:
+        return self._tokens.current().first("peer") if self._tokens else None
+
+    def _note_rate(self, path: str, nbytes: int, seconds: float) -> None:
+        self._rates[path] = nbytes * 8 / seconds / 1e9
+        self._metrics.path_rate(path, self._rates[path])
+
+    def _on_slot_change(self, slot: Slot, change: Change) -> None:
+        self.log.info("workers", slot=slot.id, change=change)
+        self._moves.on_slot_change(slot, change)
+        self._book.on_slot_change(slot, change)
+
+    def _on_process_event(self, event: str, facts: Mapping[str, object]) -> None:
+        self.log.info(event, **facts)
+
+    def _on_task_error(self, error: BaseException) -> None:
+        self.log.error("background task failed", exc_info=error)
+
+    async def _renew(self, ledger: Ledger) -> None:
+        """The lease beats; losing the claim to a later incarnation ends the beat, not the worlds."""
+        while True:
+            try:
+                await ledger.renew()
+            except FencedError:
+                self.log.error("another incarnation has claimed this node's name; this one writes no more")  # noqa: TRY400
+                return
+            except LedgerError as error:
+                self.log.warning("ledger does not answer", error=str(error))
+            await asyncio.sleep(RENEW_S)
+
+    async def close(self) -> None:
+        """Finishes or rolls back every move, then ends what it started. Worlds and keeper stay."""
+        if self._ledger is not None and self._host is not None:
+            await self._moves.close()
+        await self._stop()
+        self.log.info("node closed")
+
+    async def abort(self) -> None:
+        """Ends at once; every move is left to the ledger's record."""
+        if self._host is not None:
+            await self._moves.abort()
+        await self._stop()
+
+    async def _stop(self) -> None:
+        await self._tasks.cancel()
+        await self._door.close()
+        if self._host is not None:
+            await self._host.close()
+        await self._lanes.close()
+        await self._executors.close()
+        if self._keeper is not None:
+            await self._keeper.close()
+        if self._ledger is not None:
+            await self._resign(self._ledger)
+
+    async def _resign(self, ledger: Ledger) -> None:
+        try:
+            await ledger.resign()
+        except LedgerError as error:
+            self.log.warning("the name was not given back", error=str(error))
+        await ledger.close()
+
+    async def ready(self) -> list[str]:
+        """What is missing before moves can be accepted; empty when ready."""
+        missing = []
+        if len(self._executors.pids) < self.settings.executors:
+            missing.append("executors")
+        if not self._lanes.lanes:
+            missing.append("lanes")
+        if self._ledger is None:
+            return [*missing, "ledger"]
+        try:
+            await self._ledger.ping()
+        except WorldMoveError:
+            missing.append("ledger")
+        return missing
+
+    async def register(self, spec: SessionSpec) -> Registration:
+        """Registers a running world; see `Registrar.register`."""
+        return await self._registrar.register(spec)
+
+    async def open_standby(self, spec: SessionSpec) -> Registration:
+        """Registers a worker that waits for a world; see `Registrar.open_standby`."""
+        return await self._registrar.open_standby(spec)
+
+    async def drop_standby(self, standby_id: str, /) -> None:
+        """Forgets a waiting worker and frees its memory; see `Registrar.drop_standby`."""
+        self._registrar.drop_standby(standby_id)
+
+    async def sessions(self, after: str | None, limit: int) -> SessionPage:
+        """A page of sessions, ordered by id."""
+        return await self._registrar.page(after, limit)
+
+    async def session(self, session_id: str, /) -> SessionView:
+        """One session, wherever it is."""
+        return await self._registrar.session(session_id)
+
+    async def end_session(self, session_id: str, /) -> None:
+        """Ends a session; see `Registrar.end`."""
+        await self._registrar.end(session_id)
+
+    def session_events(self, session_id: str, after_seq: int | None, /) -> AsyncIterator[SessionEvent]:
+        """News of a session."""
+        return self._registrar.events(session_id, after_seq)
+
+    async def digest(self, session_id: str, /) -> DigestView:
+        """The digest of a world at its next boundary; see `Registrar.digest`."""
+        return await self._registrar.digest(session_id)
+
+    async def boundary(
+        self, session_id: str, rank: int, block: int, host_state: bytes, wait_ms: float
+    ) -> BoundaryView:
+        """A boundary of a worker without a control page; see `Registrar.boundary`."""
+        return await self._registrar.boundary(session_id, rank, block, host_state, wait_ms)
+
+    async def attach(self, session_id: str, fingerprint: dict[str, str], /) -> Registration:
+        """Tickets to take up an unattended session; see `Registrar.attach`."""
+        return await self._registrar.attach(session_id, fingerprint)
+
+    async def migrate(self, request: MigrationRequest, idempotency_key: str | None, /) -> MigrationView:
+        """Starts a move; see `Moves.migrate`."""
+        return await self._moves.migrate(request, idempotency_key)
+
+    async def dry_run(self, request: MigrationRequest, /) -> DryRun:
+        """The verdict alone; see `Moves.dry_run`."""
+        return await self._moves.dry_run(request)
+
+    async def migrations(self, after: str | None, limit: int) -> MigrationPage:
+        """Moves that this node knows, newest first."""
+        return await self._moves.migrations(after, limit)
+
+    async def migration(self, migration_id: str, /) -> MigrationView:
+        """One move; see `Moves.migration`."""
+        return await self._moves.migration(migration_id)
+
+    def migration_events(self, migration_id: str, /) -> AsyncIterator[MigrationView]:
+        """A move as it goes on."""
+        return self._moves.events(migration_id)
+
+    async def cancel(self, migration_id: str, /) -> MigrationView:
+        """Gives a move up; see `Moves.cancel`."""
+        return await self._moves.cancel(migration_id)
+
+    async def serve_peer(self, channel: PeerChannel, /) -> None:
+        """The destination's side of a move; see `Moves.serve_peer`."""
+        await self._moves.serve_peer(channel)
+
+    async def nodes(self) -> list[PeerNode]:
+        """All nodes in the ledger, and whether they renew their leases."""
+        if self._ledger is None:
+            return []
+        found = await self._ledger.nodes()
+        alive = self._liveness.observe(found, time.monotonic())
+        return [
+            PeerNode(
+                name=node.name,
+                incarnation=node.incarnation,
+                url=node.url,
+                boot_id=node.boot_id,
+                alive=alive[node.name],
+            )
+            for node in found
+        ]
+
+    async def view(self) -> NodeView:
+        """This node."""
+        host = DeviceView(
+            uuid="host",
+            kind="host",
+            name="host memory",
+            total_bytes=self._budget.total,
+            free_bytes=self._budget.free,
+        )
+        return NodeView(
+            name=self.name,
+            incarnation=self.incarnation,
+            version=version("worldmove"),
+            url=self.url,
+            boot_id=self._boot_id,
+            devices=(host,),
+            path_gbps=dict(self._rates),
+            gate=self._gate.view(),
+            lanes=tuple(
+                LaneView(pid=pid, kind="tcp", port=port, migration_id=move)
+                for pid, port, move in self._lanes.lanes
+            ),
+            executors=tuple(self._executors.pids),
+            keeper=self._keeper.pid if self._keeper else 0,
+            sessions=len(self._book),
+            standbys=self._standbys(),
+            migrations=len(self._moves),
+        )
+
+    def _standbys(self) -> tuple[StandbyView, ...]:
+        slots = self._host.standbys.values() if self._host else ()
+        return tuple(
+            StandbyView(
+                id=slot.id,
+                model=slot.manifest.model,
+                state="bound" if slot.bound else "attached" if slot.ranks.attended else "waiting",
+                bytes=slot.manifest.nbytes,
+            )
+            for slot in slots
+        )
+
+    def metrics(self) -> bytes:
+        """Prometheus text."""
+        states = Counter(str(session.state) for session in self._book.all())
+        gauges = {
+            "standbys": len(self._host.standbys) if self._host else 0,
+            "moves_running": len(self._moves),
+            "lanes": len(self._lanes.lanes),
+            "executors": len(self._executors.pids),
+            "memory_free_bytes": self._budget.free,
+            "incarnation": self.incarnation,
+        }
+        return self._metrics.render(sessions=dict(states), gate=self._gate.view(), gauges=gauges)
+
+
+def boot_id() -> str:
+    """This boot of this host: equal for processes that can pass each other descriptors, if they meet."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return f"unknown-{os.getpid()}"
