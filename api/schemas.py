@@ -6,9 +6,10 @@ Answers are the structs of `worldmove.views`; their schemas are put into the Ope
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Literal
 
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from worldmove import manifest
 from worldmove.errors import ValidationError
@@ -107,21 +108,26 @@ class BoundaryBody(Body):
 
     rank: Annotated[int, Field(strict=True, ge=0, lt=MAX_RANKS)] = 0
     block: Annotated[int, Field(strict=True, ge=0, lt=2**63)]
-    host_state: Base64Bytes = b""
+    host_state: str = ""
     wait_ms: Annotated[float, Field(ge=0, le=MAX_WAIT_MS, allow_inf_nan=False)] = 0.0
 
-    def checked_state(self) -> bytes:
-        """The decoded host state.
+    def decoded_state(self) -> bytes:
+        """The host state as bytes.
 
         Raises:
-            ValidationError: it is longer than any session may have.
+            ValidationError: it is no base64, or longer than any session may have.
         """
-        if len(self.host_state) > MAX_HOST_STATE:
+        try:
+            # Lenient decoders drop what they don't know: the state would change without a word.
+            state = base64.b64decode(self.host_state, validate=True)
+        except ValueError as error:
+            raise ValidationError(f"host_state is no base64 ({error})", field="host_state") from error
+        if len(state) > MAX_HOST_STATE:
             raise ValidationError(
-                f"host_state has {len(self.host_state)} bytes; at most {MAX_HOST_STATE} are allowed",
+                f"host_state has {len(state)} bytes; at most {MAX_HOST_STATE} are allowed",
                 field="host_state",
             )
-        return self.host_state
+        return state
 
 
 class AttachBody(Body):

@@ -93,7 +93,10 @@ def _read(path: Path) -> tuple[_Stamp, Tokens]:
         raise _wrong(path, f"{type(error).__name__}") from None
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise _wrong(path, f"mode {stat.S_IMODE(status.st_mode):04o}")
-    return _stamp(status), Tokens({role: _tokens(path, role, document.pop(role, [])) for role in ROLES})
+    tokens = Tokens({role: _tokens(path, role, document.pop(role, [])) for role in ROLES})
+    if document:
+        raise _wrong(path, f"{min(document)!r} is no role")
+    return _stamp(status), tokens
 
 
 def _tokens(path: Path, role: Role, value: object) -> tuple[str, ...]:

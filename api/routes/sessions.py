@@ -124,7 +124,7 @@ async def digest(node: NodeDep, id: IdPath) -> Response:  # noqa: A002
 )
 async def boundary(node: NodeDep, id: IdPath, body: BoundaryBody) -> Response:  # noqa: A002
     """The boundary for stacks that can't map the control page; long poll of up to `wait_ms`."""
-    return answer(await node.boundary(id, body.rank, body.block, body.checked_state(), body.wait_ms))
+    return answer(await node.boundary(id, body.rank, body.block, body.decoded_state(), body.wait_ms))
 
 
 @router.post(
