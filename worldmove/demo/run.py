@@ -1,0 +1,208 @@
+"""`worldmove demo`: a world moves there and back between two nodes while it generates, beside its twin.
+
+Everything is real: two `worldmove serve` processes with a ledger of their own, an actor beside each node
+that uses the public SDK, moves asked for over REST. Afterwards a twin that never moved generates the same
+blocks under the same player, and every picture is compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from worldmove.bench.nodes import RunningNode, running_nodes
+from worldmove.client import AsyncClient
+from worldmove.demo import report
+from worldmove.demo.cast import Actor, Cast
+from worldmove.demo.film import Film
+from worldmove.demo.news import Any as AnyNews
+from worldmove.demo.news import Generated
+from worldmove.demo.screen import Screen
+from worldmove.demo.world import FULL_AFTER
+from worldmove.errors import ConnectionLostError, DeadlineError
+from worldmove.views import ENDED_STATES, MigrationRequest, PathChoice
+
+SESSION = "demo"
+NODES = ("A", "B")
+BLOCKS_BETWEEN = 2
+"""Blocks that a node shows at least before the next move is asked for: 24 frames."""
+START_S = 120.0
+STEP_S = 60.0
+DEFAULT_OUT = Path("demo-out")
+SHEET = "contact-sheet.png"
+
+
+class Options(NamedTuple):
+    """What is to be shown."""
+
+    moves: int
+    state_mb: int
+    path: PathChoice
+
+
+def run(
+    *,
+    json: bool = False,
+    moves: int = 4,
+    state_mb: int = 256,
+    path: PathChoice = "auto",
+    out: Path | None = None,
+) -> int:
+    """Runs the demo and shows what it found.
+
+    Args:
+        json: one document on stdout instead of progress and a table.
+        moves: how often the world changes its node.
+        state_mb: size of its state in MB (10⁶ bytes).
+        path: how bytes travel.
+        out: folder for the contact sheet; `demo-out` unless told otherwise.
+
+    Returns:
+        0 only if every frame equals the twin's bit for bit, none is missing or twice, every move took
+        place and every pair of roots is equal. 130 after Ctrl-C.
+
+    Raises:
+        WorldMoveError: nodes, actors or a move could not do what they must; everything is ended.
+    """
+    errors = Console(stderr=True)
+    try:
+        with Film() as film, Screen(errors, quiet=json) as screen:
+            done = uvloop.run(_until_told(_demo(Options(moves, state_mb, path), film, screen)))
+            found, faults = report.outcome(film, done, moves)
+            line = report.verdict(found, faults)
+            file = (out or DEFAULT_OUT) / SHEET
+            file.parent.mkdir(parents=True, exist_ok=True)
+            report.contact_sheet(film, done, line, found.ok).save(file)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        errors.print("stopped; everything that was started has been ended")
+        return 130
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    else:
+        console = Console() if sys.stdout.isatty() else Console(width=200)
+        console.print(report.table(done))
+        console.print(line, style="green" if found.ok else "red")
+        console.print(f"contact sheet: {file}")
+    for fault in faults:
+        errors.print(fault, style="red", markup=False)
+    return 0 if found.ok else 1
+
+
+async def _until_told(work: Coroutine[None, None, list[report.Move]]) -> list[report.Move]:
+    """Lets SIGTERM end the demo as Ctrl-C does: by cancelling it, so that it cleans up."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def _demo(options: Options, film: Film, screen: Screen) -> list[report.Move]:
+    screen.stage("starting two nodes", 0, options.moves)
+    async with AsyncExitStack() as stack:
+        nodes = await stack.enter_async_context(running_nodes(NODES))
+        clients = {node.name: await stack.enter_async_context(AsyncClient(node.url)) for node in nodes}
+        cast = await stack.enter_async_context(Cast(film))
+        tour = _Tour(options, cast, clients, screen)
+        await tour.begin(nodes)
+        moves = [await tour.move(number) for number in range(1, options.moves + 1)]
+        await tour.ready()
+    await _compare(film, options, screen)
+    return moves
+
+
+class _Tour:
+    """The moves of one world, one after another, each while it generates."""
+
+    def __init__(self, options: Options, cast: Cast, clients: dict[str, AsyncClient], screen: Screen) -> None:
+        self._options = options
+        self._cast = cast
+        self._clients = clients
+        self._screen = screen
+        self._since = FULL_AFTER  # the first move waits until the cache rolls
+
+    async def begin(self, nodes: Sequence[RunningNode]) -> None:
+        """Starts the actors; returns when the world is registered."""
+        for node, role in zip(nodes, ("world", "standby"), strict=True):
+            given = {"role": role, "url": node.url, "session": SESSION, "state-mb": self._options.state_mb}
+            words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+            await self._cast.enter(node.name, "worldmove.demo.actors", *words)
+        await self._cast.until(lambda: self._cast.owner is not None, "the world's registration", START_S)
+
+    async def ready(self) -> tuple[Actor, Actor]:
+        """Waits until the world has been shown long enough since its last move and a standby waits.
+
+        Returns:
+            The actor that has the world and the one that waits.
+        """
+
+        def holds() -> bool:
+            owner = self._cast.owner
+            return (
+                owner is not None
+                and owner.block >= self._since + BLOCKS_BETWEEN
+                and any(actor.waiting for actor in self._cast.actors.values())
+            )
+
+        await self._cast.until(holds, f"block {self._since + BLOCKS_BETWEEN} beside a standby", STEP_S)
+        source = self._cast.owner
+        destination = next(actor for actor in self._cast.actors.values() if actor.waiting)
+        assert source is not None  # noqa: S101 - `holds` said so, and nothing has run since
+        return source, destination
+
+    async def move(self, number: int) -> report.Move:
+        """Has the world moved once; returns how that went."""
+        self._stage("generating", number)
+        source, destination = await self.ready()
+        title = f"move {number}: {source.node} to {destination.node}"
+        self._stage(title, number)
+        client = self._clients[source.node]
+        request = MigrationRequest(session_id=SESSION, destination=destination.node, path=self._options.path)
+        view = await client.migrate(request, f"{SESSION}-{number}")
+        async for latest in client.migration_events(view.id):
+            view = latest
+            self._stage(f"{title}, {view.state}", number)
+        if view.state not in ENDED_STATES:
+            raise ConnectionLostError(f"the events of move {number} stopped before it ended")
+        move = report.Move.of(view)
+        if move.moved:
+            await self._cast.until(lambda: destination.playing, "the hand-over to the standby", STEP_S)
+        self._since = (destination if move.moved else source).block
+        pause = "" if move.pause_ms is None else f", pause {move.pause_ms:.1f} ms"
+        self._screen.say(f"{title}: {move.state}{pause}" + (f" ({view.reason})" if view.reason else ""))
+        return move
+
+    def _stage(self, text: str, number: int) -> None:
+        self._screen.stage(text, number - 1, self._options.moves)
+
+
+async def _compare(film: Film, options: Options, screen: Screen) -> None:
+    """Has a twin that never moves generate the film again, and compares every picture."""
+    blocks = film.last
+
+    def hear(actor: Actor, news: AnyNews) -> None:
+        if isinstance(news, Generated):
+            film.compare(news.block, news.pictures)
+            screen.stage("comparing with the twin", actor.block, blocks)
+
+    twin = await Actor.start(
+        "twin", "worldmove.demo.twin", "--state-mb", str(options.state_mb), "--blocks", str(blocks)
+    )
+    try:
+        async with asyncio.timeout(START_S + STEP_S * blocks):
+            await twin.listen(hear)
+    except TimeoutError as error:
+        raise DeadlineError("the twin has not generated the film in time") from error
+    finally:
+        await asyncio.shield(twin.end())
