@@ -350,9 +350,9 @@ class DestinationMove(Driver):
             await self._clean_up()
         self._pins.close()
         await self._close_peer()
-        self.changed.set()
         if not self.done.done():
             self.done.set_result(None)
+        self.changed.set()
 
     async def _let_go(self) -> None:
         try:

@@ -104,6 +104,7 @@ class Driver:
         self.move_id = move_id
         self.machine = Machine(self.role, policy)
         self.started = time.monotonic()
+        self._visible = self.machine.shown
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.changed = asyncio.Event()
         self.log = structlog.get_logger().bind(move=move_id, role=self.role)
@@ -126,6 +127,11 @@ class Driver:
     def abortable(self) -> bool:
         """Whether the move can still be given up by this side."""
         return self.machine.state in ABORTABLE
+
+    @property
+    def visible(self) -> State:
+        """The contract's state, for people: an ended one only once everything of the move is gone."""
+        return self.machine.shown if self.done.done() else self._visible
 
     @property
     def waits_for_ledger(self) -> bool:
@@ -162,6 +168,8 @@ class Driver:
             return
         if self.machine.state is not before:
             self.log.info("state", before=str(before), state=str(self.machine.state))
+        if not self.machine.ended:
+            self._visible = self.machine.shown
         self.changed.set()
         for action in actions:
             self._perform(action)

@@ -280,6 +280,6 @@ class SourceMove(Driver):
         self._pins.close()
         self.session.end_move(self)
         await self._close_peer()
-        self.changed.set()
         if not self.done.done():
             self.done.set_result(None)
+        self.changed.set()

@@ -38,7 +38,7 @@ from worldmove.node.peers import connect_peer
 from worldmove.receipts import rejection_error
 from worldmove.sessions import Berth, Session, SessionBook
 from worldmove.source import SourceMove
-from worldmove.views import ENDED_STATES, DryRun, MigrationPage, MigrationRequest, MigrationView
+from worldmove.views import DryRun, MigrationPage, MigrationRequest, MigrationView
 
 REMEMBERED = 1000
 PROGRESS_S = 0.25
@@ -241,7 +241,7 @@ class Moves:
             if view != last:
                 last = view
                 yield view
-            if move is None or (view.state in ENDED_STATES and move.done.done()):
+            if move is None or move.done.done():
                 return
             await _either(move.changed, PROGRESS_S)
 
