@@ -23,6 +23,7 @@ T = TypeVar("T")
 BUSY_MS = 2000
 """How long a call waits for another process's lock on the file, milliseconds."""
 _CHECKPOINT_EVERY = 256
+_LOG_PAGES = 4096
 
 
 class _Thread:
@@ -115,7 +116,12 @@ class SqliteLedger(TransactionalLedger):
     def _count_commit(self) -> None:
         self._commits += 1
         if self._commits % _CHECKPOINT_EVERY == 0 and self._closing is None:
-            self._reader.submit(self._reader.file.checkpoint)
+            self._reader.submit(self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        if self._reader.file.checkpoint() > _LOG_PAGES:
+            # Commits came too fast for it to catch up, and only a log that was caught up with starts anew.
+            self._writer.submit(self._writer.file.checkpoint)
 
     def _check_open(self) -> None:
         if self._closing is not None:

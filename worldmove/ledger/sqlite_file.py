@@ -1,4 +1,4 @@
-"""One connection to a ledger in a SQLite file, used by one thread; rows are msgspec JSON beside their key.
+"""One connection to a ledger in a SQLite file, used by one thread.
 
 The format of the file is version `_VERSION` (`PRAGMA user_version`); a file of another version, or one that
 is no ledger, is refused. Commits are durable: write-ahead log, `synchronous=FULL`.
@@ -8,149 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import quote
 
-import msgspec
-
 from worldmove.errors import LedgerError
-from worldmove.ledger.base import Change
-from worldmove.ledger.records import NodeInfo, SessionRecord
-from worldmove.ledger.transactions import Key
-from worldmove.views import Receipt
+from worldmove.ledger.sqlite_rows import SCHEMA, SqliteTables
 
 _APPLICATION = 0x574D4C31
 _VERSION = 1
-_SCHEMA = """
-CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), ledger TEXT NOT NULL, seq INTEGER NOT NULL);
-CREATE TABLE nodes (name TEXT PRIMARY KEY, seq INTEGER NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE sessions (
-    id TEXT PRIMARY KEY, seq INTEGER NOT NULL, ended INTEGER NOT NULL, value BLOB NOT NULL
-) WITHOUT ROWID;
-CREATE UNIQUE INDEX sessions_by_seq ON sessions (seq);
-CREATE INDEX sessions_standing ON sessions (id) WHERE ended = 0;
-CREATE TABLE keys (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    key TEXT UNIQUE NOT NULL, body_hash TEXT NOT NULL, move_id TEXT NOT NULL
-);
-CREATE TABLE receipts (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, value BLOB NOT NULL)
-"""
-R = TypeVar("R", NodeInfo, SessionRecord, Receipt)
+_RETRY_S = 0.01
 
 
-def _decode(raw: bytes, kind: type[R]) -> R:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
-        raise LedgerError(f"a {kind.__name__} in the ledger is not of this version: {error}") from error
-
-
-class SqliteTables:
-    """`transactions.Tables` on one open transaction; `told` says whether watchers have to be rung."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self.told = False
-
-    def _one(self, statement: str, *values: Any) -> Any:
-        return self._connection.execute(statement, values).fetchone()
-
-    def _all(self, statement: str, *values: Any) -> list[Any]:
-        return self._connection.execute(statement, values).fetchall()
-
-    def _next(self) -> int:
-        self.told = True
-        self._connection.execute("UPDATE meta SET seq = seq + 1")
-        return self.position()
-
-    def position(self) -> int:
-        """Sequence number of the latest change."""
-        return int(self._one("SELECT seq FROM meta")[0])
-
-    def node(self, name: str) -> NodeInfo | None:
-        """One node."""
-        row = self._one("SELECT value FROM nodes WHERE name = ?", name)
-        return None if row is None else _decode(row[0], NodeInfo)
-
-    def nodes(self) -> list[NodeInfo]:
-        """All nodes by name."""
-        return [_decode(row[0], NodeInfo) for row in self._all("SELECT value FROM nodes ORDER BY name")]
-
-    def put_node(self, node: NodeInfo, *, tell: bool) -> None:
-        """Writes a node; an untold write needs one that stands."""
-        value = msgspec.json.encode(node)
-        if tell:
-            statement = "INSERT OR REPLACE INTO nodes (name, seq, value) VALUES (?, ?, ?)"
-            self._connection.execute(statement, (node.name, self._next(), value))
-        else:
-            self._connection.execute("UPDATE nodes SET value = ? WHERE name = ?", (value, node.name))
-
-    def session(self, session_id: str) -> SessionRecord | None:
-        """One session."""
-        row = self._one("SELECT value FROM sessions WHERE id = ?", session_id)
-        return None if row is None else _decode(row[0], SessionRecord)
-
-    def sessions(self, after: str, limit: int, *, ended: bool) -> list[SessionRecord]:
-        """Sessions by id behind `after`."""
-        which = "" if ended else "AND ended = 0 "
-        statement = f"SELECT value FROM sessions WHERE id > ? {which}ORDER BY id LIMIT ?"  # noqa: S608 - constant
-        return [_decode(row[0], SessionRecord) for row in self._all(statement, after, limit)]
-
-    def put_session(self, record: SessionRecord) -> None:
-        """Writes a session."""
-        row = (record.session_id, self._next(), record.phase == "ended", msgspec.json.encode(record))
-        self._connection.execute(
-            "INSERT OR REPLACE INTO sessions (id, seq, ended, value) VALUES (?, ?, ?, ?)", row
-        )
-
-    def changes(self, after: int, limit: int) -> list[Change]:
-        """Sessions and nodes written later than `after`, by sequence number."""
-        sessions = "SELECT seq, value FROM sessions WHERE seq > ? ORDER BY seq LIMIT ?"
-        nodes = "SELECT seq, value FROM nodes WHERE seq > ? ORDER BY seq LIMIT ?"
-        found = [
-            Change(seq=seq, session=_decode(raw, SessionRecord))
-            for seq, raw in self._all(sessions, after, limit)
-        ]
-        found += [Change(seq=seq, node=_decode(raw, NodeInfo)) for seq, raw in self._all(nodes, after, limit)]
-        return sorted(found, key=lambda change: change.seq)[:limit]
-
-    def key(self, key: str) -> Key | None:
-        """One idempotency key."""
-        row = self._one("SELECT body_hash, move_id FROM keys WHERE key = ?", key)
-        return None if row is None else Key(*row)
-
-    def put_key(self, key: str, value: Key, keep: int) -> None:
-        """Adds a key and drops the oldest beyond `keep`."""
-        self._connection.execute("INSERT INTO keys (key, body_hash, move_id) VALUES (?, ?, ?)", (key, *value))
-        self._connection.execute("DELETE FROM keys WHERE seq <= (SELECT max(seq) FROM keys) - ?", (keep,))
-
-    def drop_key(self, key: str) -> None:
-        """Removes a key."""
-        self._connection.execute("DELETE FROM keys WHERE key = ?", (key,))
-
-    def receipt(self, move_id: str) -> Receipt | None:
-        """One receipt."""
-        row = self._one("SELECT value FROM receipts WHERE id = ?", move_id)
-        return None if row is None else _decode(row[0], Receipt)
-
-    def receipts(self, limit: int, after: str | None) -> list[Receipt]:
-        """Receipts, newest first, behind the one of `after`."""
-        statement = (
-            "SELECT value FROM receipts"
-            " WHERE ?1 IS NULL OR seq < (SELECT seq FROM receipts WHERE id = ?1) ORDER BY seq DESC LIMIT ?2"
-        )
-        return [_decode(row[0], Receipt) for row in self._all(statement, after, limit)]
-
-    def put_receipt(self, receipt: Receipt) -> None:
-        """Writes a receipt; a later one of the same move keeps the first one's place."""
-        self._connection.execute(
-            "INSERT INTO receipts (id, value) VALUES (?, ?)"
-            " ON CONFLICT (id) DO UPDATE SET value = excluded.value",
-            (receipt.migration_id, msgspec.json.encode(receipt)),
-        )
+def _is_busy(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class SqliteFile:
@@ -162,6 +35,7 @@ class SqliteFile:
         self._connection: sqlite3.Connection | None = None
         self._ledger: str | None = None
         self._inode: tuple[int, int] | None = None
+        self._closed = False
 
     @contextlib.contextmanager
     def transaction(self, *, write: bool) -> Iterator[SqliteTables]:
@@ -181,13 +55,18 @@ class SqliteFile:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
-    def checkpoint(self) -> None:
-        """Moves what it can from the log into the file, waiting for nobody."""
+    def checkpoint(self) -> int:
+        """Moves what it can from the log into the file, waiting for nobody; returns the log's pages."""
         with self._translated():
-            self._open().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            _busy, pages, _moved = self._open().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        return int(pages)
 
     def close(self) -> None:
-        """Closes the connection; what is under way in a transaction is rolled back."""
+        """Closes the connection for good; what is under way in a transaction is rolled back."""
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
             with contextlib.suppress(sqlite3.Error):
@@ -198,31 +77,40 @@ class SqliteFile:
         try:
             yield
         except sqlite3.Error as error:
-            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (
-                sqlite3.SQLITE_BUSY,
-                sqlite3.SQLITE_LOCKED,
-            )
-            if not busy:
-                self.close()
+            if not _is_busy(error):
+                self._drop()
             name = getattr(error, "sqlite_errorname", type(error).__name__)
             raise LedgerError(f"SQLite ledger {self._path}: {error}", cause=name) from error
         except OSError as error:
-            self.close()
+            self._drop()
             raise LedgerError(f"SQLite ledger {self._path}: {error}", cause="OSError") from error
 
     def _open(self) -> sqlite3.Connection:
+        if self._closed:
+            raise LedgerError("the ledger is closed", cause="closed")
         if self._connection is None:
             self._connection = self._connect()
         stat = self._path.stat()
         inode = (stat.st_dev, stat.st_ino)
         if self._inode not in (None, inode):
-            self.close()
+            self._drop()
             # Going on in a file that others no longer see, or in a new one, could make two owners.
             raise LedgerError(f"SQLite ledger {self._path} was replaced by another file", cause="replaced")
         self._inode = inode
         return self._connection
 
     def _connect(self) -> sqlite3.Connection:
+        deadline = time.monotonic() + self._busy_s
+        while True:
+            try:
+                return self._connect_once()
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or time.monotonic() >= deadline:
+                    raise
+            # SQLite itself does not wait while another process changes the journal's mode or recovers it.
+            time.sleep(_RETRY_S)
+
+    def _connect_once(self) -> sqlite3.Connection:
         mode = "rwc" if self._ledger is None else "rw"
         uri = f"file:{quote(str(self._path))}?mode={mode}"
         connection = sqlite3.connect(uri, uri=True, timeout=self._busy_s, isolation_level=None)
@@ -234,7 +122,10 @@ class SqliteFile:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
+        # In a transaction, as another process may be making the file just now; before anything is changed.
+        connection.execute("BEGIN")
         self._check_format(connection)
+        connection.execute("COMMIT")
         journal = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
         if journal != "wal":
             raise LedgerError(f"the file system of {self._path} does not carry a write-ahead log")
@@ -243,7 +134,7 @@ class SqliteFile:
         connection.execute("PRAGMA wal_autocheckpoint=0")
         connection.execute("BEGIN IMMEDIATE")
         if self._check_format(connection):
-            for statement in _SCHEMA.split(";"):
+            for statement in SCHEMA.split(";"):
                 connection.execute(statement)
             connection.execute("INSERT INTO meta (one, ledger, seq) VALUES (1, ?, 0)", (uuid.uuid4().hex,))
             connection.execute(f"PRAGMA application_id={_APPLICATION}")
