@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import secrets
@@ -14,14 +13,16 @@ import numpy.typing as npt
 
 from worldmove.errors import ValidationError
 from worldmove.ipc import map_shared, sealed_memfd
+from worldmove.kernels.leaf_digest import HASH_BYTES, hash_bytes
 from worldmove.manifest import DIGEST_BYTES, Region
 
 ROOT_MAGIC = b"WMROOT"
 ROOT_VERSION = 1
-HASH_BYTES = 32
 MAX_U64 = 2**64 - 1
 
 Leaves = npt.NDArray[np.int64]
+
+__all__ = ["LeafTable", "encode_root", "hash_bytes", "new_seed", "root"]
 
 
 def new_seed() -> int:
@@ -134,11 +135,6 @@ class LeafTable:
             raise ValidationError(
                 f"leaves {first} to {first + count - 1} of a table of {self.count}", field="leaves"
             )
-
-
-def hash_bytes(data: bytes | memoryview) -> bytes:
-    """BLAKE2b-256 (RFC 7693, 32-byte digest, no key): `b2sum -l 256`."""
-    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
 
 
 def encode_root(

@@ -1,13 +1,16 @@
 """The digest of leaves on the host: XXH3-128 with a seed, by stock `xxhash`.
 
-This is the reference that every other implementation must equal to the bit, and what the host's executor runs.
+This is the reference that every other implementation must equal to the bit; the host's executor runs it.
 """
 
 from __future__ import annotations
 
+import hashlib
+
 import xxhash
 
 DIGEST_BYTES = 16
+HASH_BYTES = 32
 
 
 def leaf_count(nbytes: int, leaf_bytes: int) -> int:
@@ -33,3 +36,8 @@ def digest_leaves(view: memoryview, leaf_bytes: int, seed: int, out: memoryview)
     out[:] = b"".join(
         [digest(view[start : start + leaf_bytes], seed) for start in range(0, size, leaf_bytes)]
     )
+
+
+def hash_bytes(data: bytes | memoryview) -> bytes:
+    """BLAKE2b-256 (RFC 7693, 32-byte digest, no key): `b2sum -l 256`."""
+    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()

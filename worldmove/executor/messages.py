@@ -1,0 +1,118 @@
+"""What a node and its executors say to each other (packets of `worldmove.ipc`).
+
+Every request carries a number that its answer repeats. An executor performs requests in the order of
+their arrival. Memory is named by keys that the node chose when it attached it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+
+class Piece(NamedTuple):
+    """Bytes to digest.
+
+    Attributes:
+        key: memory, as `ExecutorPool.attach` named it.
+        offset: first byte; a leaf begins there.
+        length: bytes; not a multiple of `leaf_bytes` only where the last leaf is short.
+        leaf_bytes: size of a leaf.
+        first_leaf: index in the leaf table of the leaf at `offset`; the others follow.
+    """
+
+    key: int
+    offset: int
+    length: int
+    leaf_bytes: int
+    first_leaf: int
+
+    @property
+    def leaves(self) -> int:
+        """Number of leaves, the short one included."""
+        return -(-self.length // self.leaf_bytes)
+
+
+class CopyPiece(NamedTuple):
+    """Bytes to copy: `length` bytes at `source_offset` of `source_key` go to `offset` of `key`."""
+
+    source_key: int
+    source_offset: int
+    key: int
+    offset: int
+    length: int
+
+
+class Attach(msgspec.Struct, tag="attach", frozen=True):
+    """Map the descriptor that came along."""
+
+    call: int
+    key: int
+    nbytes: int
+    writable: bool
+
+
+class Detach(msgspec.Struct, tag="detach", frozen=True):
+    """Unmap."""
+
+    call: int
+    key: int
+
+
+class Digest(msgspec.Struct, tag="digest", frozen=True):
+    """Write the digests of all leaves of `pieces` into the leaf table `table`."""
+
+    call: int
+    table: int
+    seed: int
+    pieces: tuple[Piece, ...]
+
+
+class Copy(msgspec.Struct, tag="copy", frozen=True):
+    """Copy, piece by piece; within one piece source and target may overlap."""
+
+    call: int
+    pieces: tuple[CopyPiece, ...]
+
+
+class Fill(msgspec.Struct, tag="fill", frozen=True):
+    """Set `length` bytes from `offset` on to `byte`."""
+
+    call: int
+    key: int
+    offset: int
+    length: int
+    byte: int
+
+
+class Hash(msgspec.Struct, tag="hash", frozen=True):
+    """BLAKE2b-256 of the digests `first` to `first + count - 1` of a leaf table, for each range."""
+
+    call: int
+    table: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """The first message of an executor: it takes requests."""
+
+    pid: int
+
+
+class Done(msgspec.Struct, tag="done", frozen=True):
+    """Call `call` is done; `digests` answers `Hash`."""
+
+    call: int
+    digests: tuple[bytes, ...] = ()
+
+
+class Failed(msgspec.Struct, tag="failed", frozen=True):
+    """Call `call` could not be done, and did nothing or only a part."""
+
+    call: int
+    reason: str
+
+
+Request = Attach | Detach | Digest | Copy | Fill | Hash
+Reply = Ready | Done | Failed

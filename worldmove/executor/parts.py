@@ -1,0 +1,110 @@
+"""Cutting jobs into parts: small enough that a pausing move never waits long, large enough to be cheap."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from worldmove.executor.messages import CopyPiece, Piece
+from worldmove.manifest import DIGEST_BYTES, LeafMap, Place, Span
+
+MAX_PART_BYTES = 32 * 1024 * 1024
+MIN_PART_BYTES = 4 * 1024 * 1024
+MAX_PART_PIECES = 1500
+"""Keeps a request within one packet."""
+
+
+def part_size(nbytes: int, processes: int) -> int:
+    """Bytes of a part for a job of `nbytes`, so that all of `processes` have work, and end together."""
+    return min(MAX_PART_BYTES, max(MIN_PART_BYTES, -(-nbytes // (2 * processes))))
+
+
+def pieces_for(
+    spans: Iterable[Span], leaf_map: LeafMap, places: Sequence[Place], keys: Sequence[int]
+) -> list[Piece]:
+    """Translates spans that begin and end at leaves into pieces to digest.
+
+    Args:
+        spans: as `LeafMap.runs` and `LeafMap.spans` return them.
+        leaf_map: of the manifest.
+        places: where each region lies.
+        keys: for each extent, the key under which it is attached.
+    """
+    pieces = []
+    for span in spans:
+        place = places[span.region]
+        first, _ = leaf_map.leaves_of(span)
+        size = int(leaf_map.leaf_bytes[span.region])
+        pieces.append(Piece(keys[place.extent], place.offset + span.offset, span.length, size, first))
+    return pieces
+
+
+def region_ranges(leaf_map: LeafMap) -> list[tuple[int, int]]:
+    """(first leaf, number of leaves) of every region, in manifest order: what `region_digests` wants."""
+    first = leaf_map.first.tolist()
+    return [(begin, end - begin) for begin, end in itertools.pairwise(first)]
+
+
+def split_digest(pieces: Iterable[Piece], part_bytes: int) -> Iterator[list[Piece]]:
+    """Cuts at leaves into parts of at most `part_bytes` bytes (or one leaf, where that is larger)."""
+    part: list[Piece] = []
+    room = part_bytes
+    for whole in pieces:
+        piece = whole
+        while piece.length:
+            take = min(piece.length, room // piece.leaf_bytes * piece.leaf_bytes)
+            if take == 0 and not part:
+                take = min(piece.length, piece.leaf_bytes)
+            if take:
+                part.append(piece._replace(length=take))
+                room -= take
+                piece = piece._replace(
+                    offset=piece.offset + take,
+                    length=piece.length - take,
+                    first_leaf=piece.first_leaf + take // piece.leaf_bytes,
+                )
+            if piece.length or room <= 0 or len(part) == MAX_PART_PIECES:
+                yield part
+                part, room = [], part_bytes
+    if part:
+        yield part
+
+
+def split_copy(pieces: Iterable[CopyPiece], part_bytes: int) -> Iterator[list[CopyPiece]]:
+    """Cuts into parts of at most `part_bytes`; a piece that overlaps itself stays whole."""
+    part: list[CopyPiece] = []
+    room = part_bytes
+    for whole in pieces:
+        piece = whole
+        while piece.length:
+            take = piece.length if _overlaps(piece) else min(piece.length, room)
+            part.append(piece._replace(length=take))
+            room -= take
+            piece = piece._replace(
+                source_offset=piece.source_offset + take,
+                offset=piece.offset + take,
+                length=piece.length - take,
+            )
+            if room <= 0 or len(part) == MAX_PART_PIECES:
+                yield part
+                part, room = [], part_bytes
+    if part:
+        yield part
+
+
+def split_ranges(ranges: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[list[tuple[int, int]]]:
+    """Groups ranges of a leaf table; one range is never cut, since it has one digest."""
+    part: list[tuple[int, int]] = []
+    room = part_bytes
+    for first, count in ranges:
+        part.append((first, count))
+        room -= count * DIGEST_BYTES
+        if room <= 0 or len(part) == MAX_PART_PIECES:
+            yield part
+            part, room = [], part_bytes
+    if part:
+        yield part
+
+
+def _overlaps(piece: CopyPiece) -> bool:
+    return piece.key == piece.source_key and abs(piece.offset - piece.source_offset) < piece.length

@@ -1,0 +1,453 @@
+"""The executors of one node's host memory: who does what, in which order, and what happens when one dies.
+
+Everything is decided synchronously on the node's event loop; executors only do what they are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from worldmove.errors import ProcessLostError, TransportError, ValidationError
+from worldmove.executor.jobs import Board, Job, Part
+from worldmove.executor.messages import (
+    Attach,
+    Copy,
+    CopyPiece,
+    Detach,
+    Digest,
+    Done,
+    Fill,
+    Hash,
+    Piece,
+    Request,
+)
+from worldmove.executor.parts import part_size, split_copy, split_digest, split_ranges
+from worldmove.executor.process import STALL_S, ExecutorProcess
+from worldmove.manifest import DIGEST_BYTES
+from worldmove.memory.arena import free_arenas
+
+WINDOW = 2
+"""Requests that an executor has at once: one in work, one that follows without a gap."""
+
+MAX_FAILURES = 5
+"""Executors in a row that died without having done anything, after which their place stays empty."""
+
+EventSink = Callable[[str, Mapping[str, object]], None]
+
+
+class _Memory(NamedTuple):
+    fd: int
+    nbytes: int
+    writable: bool
+
+
+class ExecutorPool:
+    """Digests, copies and wipes attached memory in processes of its own.
+
+    Args:
+        processes: how many executors.
+        nice: added to their scheduling priority, so that worlds go first.
+        stall_s: an executor that owes answers and gives none for so long is ended and replaced.
+        on_event: told `executor-started`, `executor-lost` and `executor-given-up`, with the pid.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        *,
+        nice: int = 5,
+        stall_s: float = STALL_S,
+        on_event: EventSink | None = None,
+    ) -> None:
+        self._count = processes
+        self._nice = nice
+        self._stall_s = stall_s
+        self._on_event = on_event
+        self._executors: list[ExecutorProcess | None] = []
+        self._memory: dict[int, _Memory] = {}
+        self._leaving: set[int] = set()
+        self._next_key = 1
+        self._board = Board()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """The living executors' processes."""
+        return [executor.pid for executor in self._alive()]
+
+    async def start(self) -> None:
+        """Starts all executors; returns when they take requests.
+
+        Raises:
+            ProcessLostError: one can't be started; none is left behind.
+        """
+        spawning = [asyncio.create_task(self._spawn()) for _ in range(self._count)]
+        try:
+            executors = await asyncio.gather(*spawning)
+        except BaseException:
+            for task in spawning:
+                task.cancel()
+            outcomes = await asyncio.shield(asyncio.gather(*spawning, return_exceptions=True))
+            started = [outcome for outcome in outcomes if isinstance(outcome, ExecutorProcess)]
+            await asyncio.shield(asyncio.gather(*(executor.close() for executor in started)))
+            raise
+        self._executors = [None] * self._count
+        for place, executor in enumerate(executors):
+            self._install(place, executor)
+            self._later(self._keep(place))
+
+    async def close(self) -> None:
+        """Finishes the jobs that are there, takes no new ones, and ends all executors."""
+        self._closed = True
+        await asyncio.shield(asyncio.ensure_future(self._close()))
+
+    def abort(self) -> None:
+        """Ends all executors at once and fails all jobs; never waits. `close` afterwards reaps them."""
+        self._closed = True
+        self._board.drop_all(ProcessLostError("the executors were ended"))
+        for executor in self._alive():
+            executor.kill()
+
+    async def attach(self, fd: int, nbytes: int, *, writable: bool) -> int:
+        """Maps memory in every executor, populated, now and in those that replace one.
+
+        Args:
+            fd: stays the caller's; the pool keeps a duplicate until `detach`.
+            nbytes: how much of it.
+            writable: false maps it read-only; copies and fills into it then fail.
+
+        Returns:
+            The key for `Piece`, `CopyPiece` and the like. A key is never used again.
+
+        Raises:
+            TransportError: the descriptor can't be duplicated.
+            ValidationError: an executor can't map it; nothing stays attached.
+            ProcessLostError: the pool is closed.
+        """
+        self._check_open()
+        try:
+            memory = _Memory(os.dup(fd), nbytes, writable)
+        except OSError as error:
+            raise TransportError(f"descriptor {fd} cannot be attached: {error}") from error
+        key, self._next_key = self._next_key, self._next_key + 1
+        self._memory[key] = memory
+        try:
+            await self._everywhere(partial(_attach_request, key, memory), (memory.fd,), nbytes)
+        except BaseException:
+            self._leaving.add(key)
+            self._later(self._forget(key))
+            raise
+        return key
+
+    async def detach(self, key: int) -> None:
+        """Unmaps memory everywhere, once nothing touches it any more.
+
+        From the call on no job may name it; those that are there are finished first. Cancelling the
+        wait does not stop it.
+
+        Raises:
+            ValidationError: the key isn't attached.
+        """
+        self._get(key)
+        self._leaving.add(key)
+        await asyncio.shield(self._later(self._forget(key)))
+
+    async def settle(self, key: int) -> None:
+        """Returns when no queued or running job touches memory `key`.
+
+        After a cancelled or failed job this is the way to be sure that nothing of it is written any
+        more: what had not begun was dropped at once, what had begun is waited for.
+        """
+        await self._board.quiet(key)
+
+    async def digest(
+        self,
+        table: int,
+        seed: int,
+        pieces: Sequence[Piece],
+        *,
+        urgent: bool = False,
+        on_part: Callable[[list[Piece]], None] | None = None,
+    ) -> None:
+        """Digests `pieces` into the leaf table attached as `table`; returns when all entries are written.
+
+        Args:
+            table: key of a `LeafTable`'s memory, attached writable.
+            seed: of XXH3, 0 to 2**64 - 1.
+            pieces: in any order; they may be cut at leaves.
+            urgent: goes before everything that isn't.
+            on_part: called on the event loop with pieces whose digests are in the table, as they get done.
+
+        Raises:
+            ValidationError: a piece lies outside its memory or its digests outside the table.
+            ProcessLostError: an executor died meanwhile (it is reaped and replaced); entries of pieces
+                that `on_part` did not name are undefined.
+        """
+        room = self._get(table).nbytes
+        for piece in pieces:
+            self._check(piece.key, piece.offset, piece.length)
+            if piece.leaf_bytes <= 0 or piece.first_leaf < 0:
+                raise ValidationError(f"{piece} has an impossible leaf", field="pieces")
+            if (piece.first_leaf + piece.leaves) * DIGEST_BYTES > room:
+                raise ValidationError(f"{piece} lies outside a table of {room} bytes", field="pieces")
+        size = part_size(sum(piece.length for piece in pieces), self._count)
+        parts = [
+            Part(
+                partial(_digest_request, table, seed, tuple(part)),
+                frozenset({table, *(piece.key for piece in part)}),
+                sum(piece.length for piece in part),
+                part,
+            )
+            for part in split_digest(pieces, size)
+        ]
+        await self._run(parts, urgent=urgent, on_part=on_part)
+
+    async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False) -> None:
+        """Copies host memory.
+
+        Pieces are copied in any order, several at once: no piece may touch what another one writes. Within
+        one piece, source and target may overlap.
+
+        Raises:
+            ValidationError: a piece lies outside its memory, or its target is read-only.
+            ProcessLostError: an executor died meanwhile; the targets are undefined.
+        """
+        for piece in pieces:
+            self._check(piece.source_key, piece.source_offset, piece.length)
+            self._check(piece.key, piece.offset, piece.length, writable=True)
+        size = part_size(sum(piece.length for piece in pieces), self._count)
+        parts = [
+            Part(
+                partial(_copy_request, tuple(part)),
+                frozenset(key for piece in part for key in (piece.key, piece.source_key)),
+                sum(piece.length for piece in part),
+            )
+            for part in split_copy(pieces, size)
+        ]
+        await self._run(parts, urgent=urgent)
+
+    async def fill(self, key: int, byte: int) -> None:
+        """Sets every byte of memory `key` to `byte`: wipes it.
+
+        Raises:
+            ValidationError: it isn't attached, or read-only, or `byte` isn't one.
+            ProcessLostError: an executor died meanwhile; the contents are undefined.
+        """
+        nbytes = self._get(key).nbytes
+        self._check(key, 0, nbytes, writable=True)
+        if not 0 <= byte <= 255:
+            raise ValidationError(f"byte is {byte}; 0 to 255 are allowed", field="byte")
+        size = part_size(nbytes, self._count)
+        parts = []
+        for start in range(0, nbytes, size):
+            length = min(size, nbytes - start)
+            parts.append(Part(partial(_fill_request, key, start, length, byte), frozenset({key}), length))
+        await self._run(parts)
+
+    async def region_digests(
+        self, table: int, ranges: Sequence[tuple[int, int]], *, urgent: bool = False
+    ) -> list[bytes]:
+        """BLAKE2b-256 of the concatenated leaf digests of each (first leaf, count) of a table, in order.
+
+        Raises:
+            ValidationError: a range lies outside the table.
+            ProcessLostError: an executor died meanwhile.
+        """
+        for first, count in ranges:
+            self._check(table, first * DIGEST_BYTES, count * DIGEST_BYTES)
+        size = part_size(sum(count for _, count in ranges) * DIGEST_BYTES, self._count)
+        parts = []
+        for group in split_ranges(ranges, size):
+            nbytes = sum(count for _, count in group) * DIGEST_BYTES
+            parts.append(Part(partial(_hash_request, table, tuple(group)), frozenset({table}), nbytes))
+        await self._run(parts, urgent=urgent)
+        return [digest for part in parts if part.done is not None for digest in part.done.digests]
+
+    async def _run(
+        self,
+        parts: Sequence[Part],
+        *,
+        urgent: bool = False,
+        on_part: Callable[[list[Piece]], None] | None = None,
+    ) -> None:
+        self._check_open()
+        if not parts:
+            return
+        job = Job(parts, urgent=urgent, on_part=on_part)
+        self._board.add(job)
+        self._pump()
+        try:
+            await job.ended
+        finally:
+            # Nothing is left of an ended job; a cancelled one takes back what has not begun.
+            self._board.drop(job)
+            if job.ended.done() and not job.ended.cancelled():
+                job.ended.exception()
+
+    def _pump(self) -> None:
+        """Hands out parts while an executor has room."""
+        if not (self._alive() if self._closed else any(self._executors)):
+            self._board.drop_all(ProcessLostError("there is no executor, and none will be started"))
+        while True:
+            free = [executor for executor in self._alive() if executor.outstanding < WINDOW]
+            if not free:
+                return
+            part = self._board.take()
+            if part is None:
+                return
+            executor = min(free, key=lambda executor: executor.outstanding)
+            answer = self._ask(executor, part.make, (), part.nbytes)
+            answer.add_done_callback(partial(self._answered, part))
+
+    def _ask(
+        self, executor: ExecutorProcess, make: Callable[[int], Request], fds: tuple[int, ...], nbytes: int
+    ) -> asyncio.Future[Done]:
+        """Sends a request; when it is answered there is room for a part."""
+        answer = executor.submit(make(executor.number()), fds, nbytes=nbytes)
+        answer.add_done_callback(self._has_room)
+        return answer
+
+    def _has_room(self, answer: asyncio.Future[Done]) -> None:
+        # Also where nobody waits for this answer any more, somebody looks at how it went.
+        answer.exception()
+        self._pump()
+
+    def _answered(self, part: Part, answer: asyncio.Future[Done]) -> None:
+        self._board.finish(part, answer.exception() or answer.result())
+
+    async def _everywhere(self, make: Callable[[int], Request], fds: tuple[int, ...], nbytes: int) -> None:
+        """Has every executor do the same; one that dies meanwhile is none that matters."""
+        answers = [self._ask(executor, make, fds, nbytes) for executor in self._alive()]
+        if answers:
+            await asyncio.wait(answers)
+        for answer in answers:
+            error = answer.exception()
+            if error is not None and not isinstance(error, ProcessLostError):
+                raise error
+
+    async def _forget(self, key: int) -> None:
+        await self._board.quiet(key)
+        memory = self._memory.pop(key)
+        self._leaving.discard(key)
+        try:
+            await self._everywhere(partial(_detach_request, key), (), memory.nbytes)
+        finally:
+            await free_arenas([memory.fd])
+
+    async def _spawn(self) -> ExecutorProcess:
+        return await ExecutorProcess.spawn(self._nice, self._stall_s)
+
+    def _install(self, place: int, executor: ExecutorProcess) -> None:
+        """Gives an executor its place and all memory; requests that follow find it mapped."""
+        self._executors[place] = executor
+        for key, memory in self._memory.items():
+            answer = self._ask(executor, partial(_attach_request, key, memory), (memory.fd,), memory.nbytes)
+            answer.add_done_callback(partial(_end_unless_done, executor))
+        self._tell("executor-started", executor.pid)
+
+    async def _keep(self, place: int) -> None:
+        """Replaces the executor at `place` whenever it dies."""
+        failures = 0
+        while (executor := self._executors[place]) is not None:
+            await asyncio.wait({executor.gone})
+            if self._closed:
+                self._pump()
+                return
+            self._tell("executor-lost", executor.pid)
+            failures = 0 if executor.answered > len(self._memory) else failures + 1
+            self._executors[place] = await self._replacement(failures)
+            fresh = self._executors[place]
+            if fresh is None:
+                self._tell("executor-given-up", executor.pid)
+            elif self._closed:
+                await fresh.close()
+                return
+            else:
+                self._install(place, fresh)
+            self._pump()
+
+    async def _replacement(self, failures: int) -> ExecutorProcess | None:
+        for _ in range(failures, MAX_FAILURES):
+            try:
+                return await self._spawn()
+            except ProcessLostError:
+                continue
+        return None
+
+    async def _close(self) -> None:
+        self._pump()
+        await self._board.idle()
+        await asyncio.gather(*(executor.close() for executor in self._alive()))
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        fds = [memory.fd for memory in self._memory.values()]
+        self._memory.clear()
+        await free_arenas(fds)
+
+    def _alive(self) -> list[ExecutorProcess]:
+        return [executor for executor in self._executors if executor is not None and executor.alive]
+
+    def _get(self, key: int) -> _Memory:
+        memory = self._memory.get(key)
+        if memory is None or key in self._leaving:
+            raise ValidationError(f"memory {key} is not attached", field="key")
+        return memory
+
+    def _check(self, key: int, offset: int, length: int, *, writable: bool = False) -> None:
+        memory = self._get(key)
+        if offset < 0 or length < 0 or offset + length > memory.nbytes:
+            raise ValidationError(
+                f"bytes {offset} to {offset + length} lie outside memory {key} of {memory.nbytes}",
+                field="offset",
+            )
+        if writable and not memory.writable:
+            raise ValidationError(f"memory {key} is read-only", field="key")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProcessLostError("the executors are closed")
+
+    def _tell(self, event: str, pid: int) -> None:
+        if self._on_event is not None:
+            self._on_event(event, {"pid": pid})
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _attach_request(key: int, memory: _Memory, call: int) -> Request:
+    return Attach(call, key, memory.nbytes, memory.writable)
+
+
+def _detach_request(key: int, call: int) -> Request:
+    return Detach(call, key)
+
+
+def _digest_request(table: int, seed: int, pieces: tuple[Piece, ...], call: int) -> Request:
+    return Digest(call, table, seed, pieces)
+
+
+def _copy_request(pieces: tuple[CopyPiece, ...], call: int) -> Request:
+    return Copy(call, pieces)
+
+
+def _fill_request(key: int, offset: int, length: int, byte: int, call: int) -> Request:
+    return Fill(call, key, offset, length, byte)
+
+
+def _hash_request(table: int, ranges: tuple[tuple[int, int], ...], call: int) -> Request:
+    return Hash(call, table, ranges)
+
+
+def _end_unless_done(executor: ExecutorProcess, answer: asyncio.Future[Done]) -> None:
+    """A replacement that can't map what its place has mapped is of no use."""
+    if answer.exception() is not None:
+        executor.kill()
