@@ -262,13 +262,17 @@ class SyncChannel(Generic[M]):
 
     def receive(self, timeout: float | None = None) -> tuple[M, list[int]] | None:
         """The next message, or `None` after `timeout` seconds. Raises as `Channel.receive`."""
-        self._sock.settimeout(timeout)
         try:
+            self._sock.settimeout(timeout)
             packet, fds, flags = _receive(self._sock)
         except (TimeoutError, BlockingIOError):
             return None
         except OSError as error:
             raise ConnectionLostError(f"Unix socket: {error}") from error
+        finally:
+            # A time-out left behind would fail a later send, and make a look at the socket wait.
+            with contextlib.suppress(OSError):
+                self._sock.setblocking(True)
         if not packet:
             raise ConnectionLostError("Unix socket: closed by the other side")
         return _unpack(packet, fds, flags, self._decoder)
