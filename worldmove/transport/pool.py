@@ -398,8 +398,6 @@ class LanePool:
         except BaseException:
             lane.abort()
             raise
-        finally:
-            self._top_up()
         self._tell("lane-leased", {"pid": lane.pid, "move_id": move_id})
         return lane
 
@@ -461,11 +459,12 @@ class LanePool:
         if lane.lost.done() or self._closed:
             return
         self._tell("lane-released", {"pid": lane.pid})
-        # One more than are kept spare: else every lease would start a process and every release end one.
-        if len(self._idle) <= self._spare:
+        # As many again are kept: else every lease would start a process and every release end one.
+        if len(self._idle) < 2 * self._spare:
             self._idle.append(lane)
         else:
             lane.abort()
+        self._top_up()
 
     def _lost(self, lane: Lane, error: WorldMoveError) -> None:
         self._lanes.remove(lane)
@@ -480,11 +479,14 @@ class LanePool:
             self._top_up()
 
     def _top_up(self) -> None:
-        """Starts what is missing of the spare lanes, in the background."""
+        """Starts what is missing of the spare lanes, in the background.
+
+        Not while a lane is leased: a start takes most of a core for most of a second.
+        """
+        if self._closed or any(lane.move_id is not None for lane in self._lanes):
+            return
         missing = self._spare - len(self._idle) - len(self._tasks)
         room = self._limit - len(self._lanes) - self._starting
-        if self._closed:
-            return
         for _ in range(min(missing, room)):
             task = asyncio.get_running_loop().create_task(self._replenish())
             self._tasks.add(task)
