@@ -1,4 +1,4 @@
-"""The executors of one node's host memory: who does what, in which order, and what happens when one dies.
+"""The executors of one node's host memory: who does what, and in which order.
 
 Everything is decided synchronously on the node's event loop; executors only do what they are told.
 """
@@ -7,42 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 from worldmove.errors import ProcessLostError, TransportError, ValidationError
+from worldmove.executor.crew import Crew, EventSink, Memory
 from worldmove.executor.jobs import Board, Job, Part
-from worldmove.executor.messages import (
-    Attach,
-    Copy,
-    CopyPiece,
-    Detach,
-    Digest,
-    Done,
-    Fill,
-    Hash,
-    Piece,
-    Request,
-)
+from worldmove.executor.messages import Copy, CopyPiece, Digest, Done, Fill, Hash, Piece
 from worldmove.executor.parts import part_size, split_copy, split_digest, split_ranges
-from worldmove.executor.process import STALL_S, ExecutorProcess
+from worldmove.executor.process import STALL_S
 from worldmove.manifest import DIGEST_BYTES
-from worldmove.memory.arena import free_arenas
+
+__all__ = ["CopyPiece", "ExecutorPool", "Piece"]
 
 WINDOW = 2
 """Requests that an executor has at once: one in work, one that follows without a gap."""
-
-MAX_FAILURES = 5
-"""Executors in a row that died without having done anything, after which their place stays empty."""
-
-EventSink = Callable[[str, Mapping[str, object]], None]
-
-
-class _Memory(NamedTuple):
-    fd: int
-    nbytes: int
-    writable: bool
 
 
 class ExecutorPool:
@@ -64,21 +43,17 @@ class ExecutorPool:
         on_event: EventSink | None = None,
     ) -> None:
         self._count = processes
-        self._nice = nice
-        self._stall_s = stall_s
-        self._on_event = on_event
-        self._executors: list[ExecutorProcess | None] = []
-        self._memory: dict[int, _Memory] = {}
+        self._board = Board()
+        self._crew = Crew(processes, nice, stall_s, self._pump, on_event)
         self._leaving: set[int] = set()
         self._next_key = 1
-        self._board = Board()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def pids(self) -> list[int]:
         """The living executors' processes."""
-        return [executor.pid for executor in self._alive()]
+        return [executor.pid for executor in self._crew.alive()]
 
     async def start(self) -> None:
         """Starts all executors; returns when they take requests.
@@ -86,32 +61,23 @@ class ExecutorPool:
         Raises:
             ProcessLostError: one can't be started; none is left behind.
         """
-        spawning = [asyncio.create_task(self._spawn()) for _ in range(self._count)]
-        try:
-            executors = await asyncio.gather(*spawning)
-        except BaseException:
-            for task in spawning:
-                task.cancel()
-            outcomes = await asyncio.shield(asyncio.gather(*spawning, return_exceptions=True))
-            started = [outcome for outcome in outcomes if isinstance(outcome, ExecutorProcess)]
-            await asyncio.shield(asyncio.gather(*(executor.close() for executor in started)))
-            raise
-        self._executors = [None] * self._count
-        for place, executor in enumerate(executors):
-            self._install(place, executor)
-            self._later(self._keep(place))
+        await self._crew.start()
 
     async def close(self) -> None:
-        """Finishes the jobs that are there, takes no new ones, and ends all executors."""
+        """Finishes the jobs that are there, takes no new ones, and ends all executors.
+
+        Cancelling the wait does not stop it.
+        """
         self._closed = True
-        await asyncio.shield(asyncio.ensure_future(self._close()))
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
 
     def abort(self) -> None:
         """Ends all executors at once and fails all jobs; never waits. `close` afterwards reaps them."""
         self._closed = True
-        self._board.drop_all(ProcessLostError("the executors were ended"))
-        for executor in self._alive():
-            executor.kill()
+        self._crew.kill()
+        self._pump()
 
     async def attach(self, fd: int, nbytes: int, *, writable: bool) -> int:
         """Maps memory in every executor, populated, now and in those that replace one.
@@ -131,16 +97,15 @@ class ExecutorPool:
         """
         self._check_open()
         try:
-            memory = _Memory(os.dup(fd), nbytes, writable)
+            memory = Memory(os.dup(fd), nbytes, writable)
         except OSError as error:
             raise TransportError(f"descriptor {fd} cannot be attached: {error}") from error
         key, self._next_key = self._next_key, self._next_key + 1
-        self._memory[key] = memory
         try:
-            await self._everywhere(partial(_attach_request, key, memory), (memory.fd,), nbytes)
+            await self._crew.attach(key, memory)
         except BaseException:
             self._leaving.add(key)
-            self._later(self._forget(key))
+            self._crew.later(self._forget(key))
             raise
         return key
 
@@ -155,7 +120,7 @@ class ExecutorPool:
         """
         self._get(key)
         self._leaving.add(key)
-        await asyncio.shield(self._later(self._forget(key)))
+        await asyncio.shield(self._crew.later(self._forget(key)))
 
     async def settle(self, key: int) -> None:
         """Returns when no queued or running job touches memory `key`.
@@ -198,7 +163,7 @@ class ExecutorPool:
         size = part_size(sum(piece.length for piece in pieces), self._count)
         parts = [
             Part(
-                partial(_digest_request, table, seed, tuple(part)),
+                partial(Digest, table=table, seed=seed, pieces=tuple(part)),
                 frozenset({table, *(piece.key for piece in part)}),
                 sum(piece.length for piece in part),
                 part,
@@ -223,7 +188,7 @@ class ExecutorPool:
         size = part_size(sum(piece.length for piece in pieces), self._count)
         parts = [
             Part(
-                partial(_copy_request, tuple(part)),
+                partial(Copy, pieces=tuple(part)),
                 frozenset(key for piece in part for key in (piece.key, piece.source_key)),
                 sum(piece.length for piece in part),
             )
@@ -246,7 +211,8 @@ class ExecutorPool:
         parts = []
         for start in range(0, nbytes, size):
             length = min(size, nbytes - start)
-            parts.append(Part(partial(_fill_request, key, start, length, byte), frozenset({key}), length))
+            request = partial(Fill, key=key, offset=start, length=length, byte=byte)
+            parts.append(Part(request, frozenset({key}), length))
         await self._run(parts)
 
     async def region_digests(
@@ -264,7 +230,7 @@ class ExecutorPool:
         parts = []
         for group in split_ranges(ranges, size):
             nbytes = sum(count for _, count in group) * DIGEST_BYTES
-            parts.append(Part(partial(_hash_request, table, tuple(group)), frozenset({table}), nbytes))
+            parts.append(Part(partial(Hash, table=table, ranges=tuple(group)), frozenset({table}), nbytes))
         await self._run(parts, urgent=urgent)
         return [digest for part in parts if part.done is not None for digest in part.done.digests]
 
@@ -291,109 +257,33 @@ class ExecutorPool:
 
     def _pump(self) -> None:
         """Hands out parts while an executor has room."""
-        if not (self._alive() if self._closed else any(self._executors)):
+        if self._crew.hopeless:
             self._board.drop_all(ProcessLostError("there is no executor, and none will be started"))
         while True:
-            free = [executor for executor in self._alive() if executor.outstanding < WINDOW]
-            if not free:
-                return
-            part = self._board.take()
+            free = [executor for executor in self._crew.alive() if executor.outstanding < WINDOW]
+            part = self._board.take() if free else None
             if part is None:
                 return
             executor = min(free, key=lambda executor: executor.outstanding)
-            answer = self._ask(executor, part.make, (), part.nbytes)
-            answer.add_done_callback(partial(self._answered, part))
+            answer = self._crew.ask(executor, part.make, nbytes=part.nbytes)
+            answer.add_done_callback(partial(self._finished, part))
 
-    def _ask(
-        self, executor: ExecutorProcess, make: Callable[[int], Request], fds: tuple[int, ...], nbytes: int
-    ) -> asyncio.Future[Done]:
-        """Sends a request; when it is answered there is room for a part."""
-        answer = executor.submit(make(executor.number()), fds, nbytes=nbytes)
-        answer.add_done_callback(self._has_room)
-        return answer
-
-    def _has_room(self, answer: asyncio.Future[Done]) -> None:
-        # Also where nobody waits for this answer any more, somebody looks at how it went.
-        answer.exception()
-        self._pump()
-
-    def _answered(self, part: Part, answer: asyncio.Future[Done]) -> None:
+    def _finished(self, part: Part, answer: asyncio.Future[Done]) -> None:
         self._board.finish(part, answer.exception() or answer.result())
 
-    async def _everywhere(self, make: Callable[[int], Request], fds: tuple[int, ...], nbytes: int) -> None:
-        """Has every executor do the same; one that dies meanwhile is none that matters."""
-        answers = [self._ask(executor, make, fds, nbytes) for executor in self._alive()]
-        if answers:
-            await asyncio.wait(answers)
-        for answer in answers:
-            error = answer.exception()
-            if error is not None and not isinstance(error, ProcessLostError):
-                raise error
+    async def _close(self) -> None:
+        await self._board.idle()
+        await self._crew.close()
 
     async def _forget(self, key: int) -> None:
         await self._board.quiet(key)
-        memory = self._memory.pop(key)
-        self._leaving.discard(key)
         try:
-            await self._everywhere(partial(_detach_request, key), (), memory.nbytes)
+            await self._crew.detach(key)
         finally:
-            await free_arenas([memory.fd])
+            self._leaving.discard(key)
 
-    async def _spawn(self) -> ExecutorProcess:
-        return await ExecutorProcess.spawn(self._nice, self._stall_s)
-
-    def _install(self, place: int, executor: ExecutorProcess) -> None:
-        """Gives an executor its place and all memory; requests that follow find it mapped."""
-        self._executors[place] = executor
-        for key, memory in self._memory.items():
-            answer = self._ask(executor, partial(_attach_request, key, memory), (memory.fd,), memory.nbytes)
-            answer.add_done_callback(partial(_end_unless_done, executor))
-        self._tell("executor-started", executor.pid)
-
-    async def _keep(self, place: int) -> None:
-        """Replaces the executor at `place` whenever it dies."""
-        failures = 0
-        while (executor := self._executors[place]) is not None:
-            await asyncio.wait({executor.gone})
-            if self._closed:
-                self._pump()
-                return
-            self._tell("executor-lost", executor.pid)
-            failures = 0 if executor.answered > len(self._memory) else failures + 1
-            self._executors[place] = await self._replacement(failures)
-            fresh = self._executors[place]
-            if fresh is None:
-                self._tell("executor-given-up", executor.pid)
-            elif self._closed:
-                await fresh.close()
-                return
-            else:
-                self._install(place, fresh)
-            self._pump()
-
-    async def _replacement(self, failures: int) -> ExecutorProcess | None:
-        for _ in range(failures, MAX_FAILURES):
-            try:
-                return await self._spawn()
-            except ProcessLostError:
-                continue
-        return None
-
-    async def _close(self) -> None:
-        self._pump()
-        await self._board.idle()
-        await asyncio.gather(*(executor.close() for executor in self._alive()))
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
-        fds = [memory.fd for memory in self._memory.values()]
-        self._memory.clear()
-        await free_arenas(fds)
-
-    def _alive(self) -> list[ExecutorProcess]:
-        return [executor for executor in self._executors if executor is not None and executor.alive]
-
-    def _get(self, key: int) -> _Memory:
-        memory = self._memory.get(key)
+    def _get(self, key: int) -> Memory:
+        memory = self._crew.memory.get(key)
         if memory is None or key in self._leaving:
             raise ValidationError(f"memory {key} is not attached", field="key")
         return memory
@@ -411,43 +301,3 @@ class ExecutorPool:
     def _check_open(self) -> None:
         if self._closed:
             raise ProcessLostError("the executors are closed")
-
-    def _tell(self, event: str, pid: int) -> None:
-        if self._on_event is not None:
-            self._on_event(event, {"pid": pid})
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-
-def _attach_request(key: int, memory: _Memory, call: int) -> Request:
-    return Attach(call, key, memory.nbytes, memory.writable)
-
-
-def _detach_request(key: int, call: int) -> Request:
-    return Detach(call, key)
-
-
-def _digest_request(table: int, seed: int, pieces: tuple[Piece, ...], call: int) -> Request:
-    return Digest(call, table, seed, pieces)
-
-
-def _copy_request(pieces: tuple[CopyPiece, ...], call: int) -> Request:
-    return Copy(call, pieces)
-
-
-def _fill_request(key: int, offset: int, length: int, byte: int, call: int) -> Request:
-    return Fill(call, key, offset, length, byte)
-
-
-def _hash_request(table: int, ranges: tuple[tuple[int, int], ...], call: int) -> Request:
-    return Hash(call, table, ranges)
-
-
-def _end_unless_done(executor: ExecutorProcess, answer: asyncio.Future[Done]) -> None:
-    """A replacement that can't map what its place has mapped is of no use."""
-    if answer.exception() is not None:
-        executor.kill()
