@@ -11,7 +11,7 @@ ARGS ?=
 SOAK_MOVES ?= 100
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format soak bench doctor pins image clean
+.PHONY: help setup demo test lint format soak bench doctor pins tree image clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -56,6 +56,9 @@ doctor: setup ## what this machine can do, and what is in the way
 
 pins: setup ## resolve the dependencies afresh and write constraints.txt
 	$(BIN)/python tools/pins.py
+
+tree: setup ## renew the annotated tree of docs/structure.md
+	$(BIN)/python tools/tree.py
 
 image: ## the container image
 	docker build --tag worldmove .

@@ -16,16 +16,15 @@ import time
 import numpy as np
 
 from worldmove.bench.digest import fill
-from worldmove.errors import SessionMoved
 from worldmove.executor.host import end_with_parent
-from worldmove.manifest import DEFAULT_LEAF, Region
-from worldmove.worker import Standby, Worker, World
+from worldmove.manifest import DEFAULT_LEAF
+from worldmove.worker import Region, SessionMoved, Worker, World
 
 REGIONS = 60
 POISON = 0xA5
 BLOCK_S = 0.02
 MODEL = "worldmove-bench"
-OPTIONS = {"block_ms": BLOCK_S * 1000, "horizon_ms": 60_000.0, "host_state_bytes": 4096, "model": MODEL}
+HORIZON_MS = 60_000.0
 
 
 def regions(nbytes: int) -> list[Region]:
@@ -43,7 +42,9 @@ def say(word: str) -> None:
 
 def register(worker: Worker, session: str, nbytes: int) -> World:
     """Registers the world and fills it with noise."""
-    world = worker.register(session, regions=regions(nbytes), **OPTIONS)
+    world = worker.register(
+        session, model=MODEL, regions=regions(nbytes), block_ms=BLOCK_S * 1000, horizon_ms=HORIZON_MS
+    )
     for number, region in enumerate(regions(nbytes)):
         fill(memoryview(world.tensor(region.name).view(np.uint8)), seed=number)
     say("registered")
@@ -52,11 +53,15 @@ def register(worker: Worker, session: str, nbytes: int) -> World:
 
 def wait(worker: Worker, nbytes: int) -> World:
     """Waits as a standby, in poisoned memory, until a world is handed over."""
-    standby: Standby = worker.standby(regions=regions(nbytes), **OPTIONS)
+    standby = worker.standby(
+        model=MODEL, regions=regions(nbytes), block_ms=BLOCK_S * 1000, horizon_ms=HORIZON_MS
+    )
     for region in regions(nbytes):
         standby.tensor(region.name).view(np.uint8)[:] = POISON
     say("waiting")
-    world = standby.wait()
+    world = None
+    while world is None:
+        world = standby.wait()
     say("adopted")
     return world
 

@@ -72,7 +72,9 @@ async def _measure(calls: int) -> BoundaryResult:
 def worker(url: str, calls: int) -> BoundaryResult:
     """Runs in a process of its own, as a serving stack does: registers a world and times its boundaries."""
     regions = [Region(name="k", dtype="float32", shape=(1024,))]
-    world = Worker(url).register("bench-boundary", regions=regions, block_ms=750, horizon_ms=250)
+    world = Worker(url).register(
+        "bench-boundary", model="worldmove-bench", regions=regions, block_ms=750, horizon_ms=250
+    )
     took = []
     for number in range(WARM_UP + calls):
         with world.block():

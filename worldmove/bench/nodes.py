@@ -9,9 +9,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from worldmove.errors import ProcessLostError
 
@@ -38,7 +38,7 @@ async def running_nodes(
         options: more options of `worldmove serve`, the same for all.
 
     Raises:
-        ProcessLostError: one ended before it answered; what it wrote stands on stderr.
+        ProcessLostError: one did not answer; the last line of its log stands in the message.
     """
     folder = Path(tempfile.mkdtemp(prefix="wm-bench-"))
     processes: list[asyncio.subprocess.Process] = []
@@ -51,44 +51,56 @@ async def running_nodes(
 async def _start(
     name: str, folder: Path, options: Sequence[str], processes: list[asyncio.subprocess.Process]
 ) -> RunningNode:
-    reader, writer = os.pipe()
-    try:
+    log = folder / f"{name}.log"
+    with _descriptors(log) as (reader, writer, errors):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "worldmove", "serve", "--name", name),
             *("--http", "127.0.0.1:0", "--run-dir", str(folder / name)),
             *("--ledger", f"sqlite:///{folder / 'ledger.db'}", "--log-level", "warning"),
-            *("--ready-fd", str(writer), *options),
+            *("--ready-fd", str(writer.fileno()), *options),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
-            pass_fds=(writer,),
+            stderr=errors,
+            pass_fds=(writer.fileno(),),
             start_new_session=True,
         )
         processes.append(process)
-        os.close(writer)
-        writer = -1
-        url = await _read_url(reader, name)
-    finally:
-        os.close(reader)
-        if writer >= 0:
-            os.close(writer)
+        writer.close()
+        url = await _first_line(reader)
+    if not url:
+        raise ProcessLostError(f"node {name} does not answer; its log ends with: {_last_line(log)}")
     return RunningNode(name, url, process.pid)
 
 
-async def _read_url(reader: int, name: str) -> str:
+@contextlib.contextmanager
+def _descriptors(log: Path) -> Iterator[tuple[IO[bytes], IO[bytes], IO[bytes]]]:
+    """Both ends of a pipe, and the file of a node's log."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as readable, os.fdopen(writer, "wb") as writable, log.open("wb") as errors:
+        yield readable, writable, errors
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return lines[-1][:500] if lines else "nothing"
+
+
+async def _first_line(reader: IO[bytes]) -> str:
+    """The line that a node writes when it answers; empty if it ends before, or says nothing in time.
+
+    A short line arrives in one piece.
+    """
     loop = asyncio.get_running_loop()
-    stream = asyncio.StreamReader()
-    with os.fdopen(os.dup(reader), "rb", buffering=0) as pipe:
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                url = (await stream.read()).decode().strip()
-        except TimeoutError as error:
-            raise ProcessLostError(f"node {name} does not answer after {START_TIMEOUT_S:g} s") from error
-        finally:
-            transport.close()
-    if not url:
-        raise ProcessLostError(f"node {name} ended before it answered")
-    return url
+    readable = asyncio.Event()
+    loop.add_reader(reader, readable.set)
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await readable.wait()
+    except TimeoutError:
+        return ""
+    finally:
+        loop.remove_reader(reader)
+    return os.read(reader.fileno(), 4096).decode().strip()
 
 
 async def _end_all(processes: Sequence[asyncio.subprocess.Process], folder: Path) -> None:

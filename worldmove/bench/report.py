@@ -24,13 +24,15 @@ def show(title: str, result: msgspec.Struct, lines: Sequence[Line], *, json: boo
     if json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
         return
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("what")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
     table.add_column("measured", justify="right")
     table.add_column("bar")
     for line in lines:
         table.add_row(*line)
-    Console().print(table)
+    console = Console()
+    console.print(title, highlight=False)
+    console.print(table)
 
 
 def at_least(value: float, bar: float) -> str:
