@@ -10,6 +10,7 @@ Three coordinate systems meet here and nowhere else:
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -28,6 +29,7 @@ MAX_REGIONS = 4096
 MAX_RANKS = 64
 MAX_NAME = 128
 MAX_DIMS = 16
+MAX_DTYPE = 32
 MAX_REGION_BYTES = 1 << 40
 MAX_SESSION_BYTES = 1 << 42
 MAX_HOST_STATE = 4 * 1024 * 1024
@@ -130,6 +132,7 @@ def itemsize(dtype: str) -> int:
     return numpy_dtype(dtype).itemsize
 
 
+@lru_cache(maxsize=256)
 def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
     """The NumPy type under which a region is viewed: bf16 as uint16, fp8 as uint8.
 
@@ -138,6 +141,13 @@ def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
     """
     if dtype in RAW_DTYPES:
         return np.dtype(np.uint16 if RAW_DTYPES[dtype] == 2 else np.uint8)
+    # NumPy reads an unprintable name as a type's number, and "a5" (deprecated) as bytes.
+    plain = 1 <= len(dtype) <= MAX_DTYPE and dtype.isascii() and dtype.isprintable()
+    if not plain or dtype.lstrip("<>=|").startswith("a"):
+        raise ManifestError(
+            f"dtype {dtype[:MAX_DTYPE]!r} is unknown; NumPy names and {sorted(RAW_DTYPES)} are allowed",
+            field="dtype",
+        )
     try:
         parsed = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
@@ -211,10 +221,10 @@ class LeafMap:
         return [Span(int(r), int(b), int(e - b)) for r, b, e in zip(owner, begin, stop, strict=True)]
 
     def leaves_of(self, span: Span) -> tuple[int, int]:
-        """First leaf index and number of leaves that `span` touches."""
+        """First leaf index and number of leaves that `span` touches; an empty span touches none."""
         size = int(self.leaf_bytes[span.region])
         first = span.offset // size
-        last = -(-(span.offset + span.length) // size)
+        last = -(-(span.offset + span.length) // size) if span.length else first
         return int(self.first[span.region]) + first, last - first
 
     def spans(self, first: int, count: int) -> list[Span]:
@@ -285,9 +295,15 @@ def _check_region(number: int, region: Region) -> None:
             f"{where}.shape {list(region.shape)} must have at most {MAX_DIMS} dimensions of 0 or more",
             field=f"{where}.shape",
         )
-    if region.nbytes > MAX_REGION_BYTES:
+    try:
+        item = itemsize(region.dtype)
+    except ManifestError as error:
+        raise ManifestError(f"{where}.{error.message}", field=f"{where}.dtype") from error
+    # Dimensions beside a zero are bounded too: no array can be viewed under them otherwise.
+    bound = math.prod(max(size, 1) for size in region.shape) * item
+    if bound > MAX_REGION_BYTES:
         raise ManifestError(
-            f"{where} has {region.nbytes} bytes; at most {MAX_REGION_BYTES} are allowed",
+            f"{where}.shape {list(region.shape)} takes {bound} bytes; {MAX_REGION_BYTES} are allowed",
             field=f"{where}.shape",
         )
     if region.stride_bytes is not None and not 0 < region.stride_bytes <= max(region.nbytes, 1):
