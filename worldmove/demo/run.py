@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import tempfile
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,7 +29,7 @@ from worldmove.demo.news import Any as AnyNews
 from worldmove.demo.news import Generated
 from worldmove.demo.screen import Screen
 from worldmove.demo.world import FULL_AFTER
-from worldmove.errors import ConnectionLostError, DeadlineError
+from worldmove.errors import ConfigError, ConnectionLostError, DeadlineError
 from worldmove.views import ENDED_STATES, MigrationRequest, PathChoice
 
 SESSION = "demo"
@@ -71,16 +72,16 @@ def run(
         place and every pair of roots is equal. 130 after Ctrl-C.
 
     Raises:
+        ConfigError: there is no writing in `out`; nothing has been started.
         WorldMoveError: nodes, actors or a move could not do what they must; everything is ended.
     """
     errors = Console(stderr=True)
+    file = _writable(out or DEFAULT_OUT) / SHEET
     try:
         with Film() as film, Screen(errors, quiet=json) as screen:
             done = uvloop.run(_until_told(_demo(Options(moves, state_mb, path), film, screen)))
             found, faults = report.outcome(film, done, moves)
             line = report.verdict(found, faults)
-            file = (out or DEFAULT_OUT) / SHEET
-            file.parent.mkdir(parents=True, exist_ok=True)
             report.contact_sheet(film, done, line, found.ok).save(file)
     except (KeyboardInterrupt, asyncio.CancelledError):
         errors.print("stopped; everything that was started has been ended")
@@ -95,6 +96,19 @@ def run(
     for fault in faults:
         errors.print(fault, style="red", markup=False)
     return 0 if found.ok else 1
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(
+            f"out is {str(folder)!r}, where nothing can be written ({error.strerror}); a folder is allowed",
+            option="out",
+            value=str(folder),
+        ) from error
 
 
 async def _until_told(work: Coroutine[None, None, list[report.Move]]) -> list[report.Move]:
@@ -180,7 +194,8 @@ class _Tour:
             await self._cast.until(lambda: destination.playing, "the hand-over to the standby", STEP_S)
         self._since = (destination if move.moved else source).block
         pause = "" if move.pause_ms is None else f", pause {move.pause_ms:.1f} ms"
-        self._screen.say(f"{title}: {move.state}{pause}" + (f" ({view.reason})" if view.reason else ""))
+        why = f" ({view.reason})" if view.reason else ""
+        self._screen.say(f"{title}: {move.state}{pause}{why}", trouble=not move.moved)
         return move
 
     def _stage(self, text: str, number: int) -> None:

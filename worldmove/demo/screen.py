@@ -24,7 +24,7 @@ class Screen:
         self._quiet = quiet
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}", table_column=None),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -46,7 +46,7 @@ class Screen:
         """Begins, or goes on with, a stage of `total` steps."""
         self._progress.update(self._task, description=text, completed=done, total=total)
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        if not self._quiet:
+    def say(self, text: str, *, trouble: bool = False) -> None:
+        """A line that stays; trouble is told even where a program reads."""
+        if trouble or not self._quiet:
             self._progress.console.print(text, markup=False, highlight=False)
