@@ -194,7 +194,15 @@ class Worker:
         block = link.page.block(welcome.rank)
         known = link.page.has_host_state(welcome.rank, block)
         state = link.page.host_state(welcome.rank, block) if known else b""
-        world = World(welcome.session_id, welcome.epoch, block, link, memory, state, others)
+        world = World(
+            welcome.session_id,
+            welcome.epoch,
+            link,
+            memory,
+            block=block,
+            host_state=state,
+            tickets=others,
+        )
         world.settle(None)
         return world
 

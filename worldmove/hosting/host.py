@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from worldmove import fingerprint as prints
 from worldmove.errors import (
     AlreadyMovingError,
     ConflictError,
@@ -26,14 +27,14 @@ from worldmove.errors import (
     WorldMoveError,
 )
 from worldmove.hosting.door import Door, Entry
+from worldmove.hosting.making import Name, make_slot, restore_slot
 from worldmove.hosting.memory import Arenas, take
-from worldmove.hosting.ranks import Change, Ranks
+from worldmove.hosting.ranks import Change
 from worldmove.hosting.shelf import Keeping, Shelf
 from worldmove.hosting.slots import Slot
 from worldmove.hosting.tickets import TicketBook
 from worldmove.ipc import close_all
 from worldmove.manifest import Manifest, differences
-from worldmove.page.control import ControlPage, create_page
 from worldmove.page.messages import Ended, Hello, Moved, Rejoin, Revise, Welcome
 from worldmove.views import SessionSpec, Ticket
 
@@ -118,7 +119,7 @@ class Host:
             raise SessionExistsError(f"session {session_id!r} is on this node already", session_id=session_id)
         self._opening.add(session_id)
         try:
-            slot = await self._open(spec, session_id, session_id, epoch, seed)
+            slot = await self._open(spec, Name(session_id, session_id, seed), epoch)
             self.sessions[session_id] = slot
         finally:
             self._opening.discard(session_id)
@@ -126,46 +127,54 @@ class Host:
 
     async def open_standby(self, spec: SessionSpec) -> tuple[Slot, tuple[Ticket, ...]]:
         """Makes the memory of a standby; raises as `open_session`."""
-        slot = await self._open(spec, f"standby-{secrets.token_hex(8)}", None, 0, None)
+        slot = await self._open(spec, Name(f"standby-{secrets.token_hex(8)}", None), 0)
         self.standbys[slot.id] = slot
         return slot, self._issue(slot)
 
-    async def _open(
-        self, spec: SessionSpec, slot_id: str, session_id: str | None, epoch: int, seed: int | None
-    ) -> Slot:
-        manifest = spec.manifest
-        holding = await take(manifest, self._arenas, "worldmove-arena")
-        slot: Slot | None = None
+    async def _open(self, spec: SessionSpec, name: Name, epoch: int) -> Slot:
+        holding = await take(spec.manifest, self._arenas, "worldmove-arena")
         try:
-            ranks = len(manifest.ranks)
-            page_fd = create_page(ranks, manifest.host_state_bytes, incarnation=self.incarnation, epoch=epoch)
-            page = ControlPage(page_fd)
-            page.session_id = session_id
-            page.revision = manifest.revision
-            slot = Slot(
-                key=secrets.token_hex(8),
-                slot_id=slot_id,
-                session_id=session_id,
-                seed=secrets.randbits(64) if seed is None else seed,
-                fingerprint=spec.fingerprint,
-                holding=holding,
-                page_fd=page_fd,
-                secrets=tuple(secrets.token_urlsafe(32) for _ in range(ranks)),
-                ranks=lambda changed: Ranks(page, changed),
-                on_change=self._changed,
+            slot = make_slot(
+                name, holding, spec.fingerprint, self._changed, incarnation=self.incarnation, epoch=epoch
             )
+        except BaseException:
+            self._arenas.release(holding.counted_bytes)
+            close_all(holding.fds)
+            raise
+        try:
             await self._shelf.put(slot)
         except BaseException:
-            if slot is not None:
-                self._shelf.drop(slot)
-                slot.ranks.close()
-                slot.close(self._arenas)
-            else:
-                self._arenas.release(holding.counted_bytes)
-                close_all(holding.fds)
+            self._shelf.drop(slot)
+            slot.ranks.close()
+            slot.close(self._arenas)
             raise
         self._slots[slot.key] = slot
         return slot
+
+    async def recover(self) -> list[Slot]:
+        """Takes over every slot that a former incarnation left with the keeper; call it before `start`.
+
+        Each gets a new control page and is *fenced*: workers that generate go on and find this node by
+        themselves, ranks that stand stay so until the caller, who asks the ledger, says `ranks.unfence()`,
+        or closes the slot with what became of the session.
+
+        Raises:
+            ProcessLostError: the keeper is gone.
+        """
+        slots = []
+        for record, fds in await self._shelf.found():
+            try:
+                slot = restore_slot(record, fds, self.incarnation, self._changed)
+            except WorldMoveError as error:
+                log.warning("slot.unreadable", slot=record.id, code=error.code, reason=error.message)
+                continue
+            self._arenas.adopt(slot.holding.counted_bytes)
+            self._slots[slot.key] = slot
+            table = self.standbys if slot.session_id is None else self.sessions
+            table[slot.id] = slot
+            await self._shelf.put(slot)
+            slots.append(slot)
+        return slots
 
     def close_slot(self, slot: Slot, answer: Moved | Ended) -> None:
         """Ends a session or standby on this node; each worker hears `answer` at its next boundary.
@@ -192,7 +201,7 @@ class Host:
             ConflictError: no rank is free, or one was left torn.
         """
         slot = self.session(session_id)
-        fields = _fields(slot.fingerprint, fingerprint)
+        fields = prints.differences(slot.fingerprint, fingerprint)
         if fields:
             raise FingerprintMismatchError(f"the worker differs in {fields}", fields=fields)
         vacant = slot.ranks.vacant
@@ -227,7 +236,7 @@ class Host:
 
         Raises:
             NoWorkerError: none waits here.
-            FingerprintMismatchError, ManifestError: those that wait can't; `details["fields"]` of the nearest.
+            FingerprintMismatchError, ManifestError: those that wait can't; `details["fields"]` says why.
         """
         vacant = [slot for slot in self.standbys.values() if slot.vacant]
         if not vacant:
@@ -237,7 +246,7 @@ class Host:
         nearest: tuple[int, list[str], list[str]] | None = None
         for slot in vacant:
             regions = differences(manifest, slot.manifest)
-            bits = _fields(fingerprint, slot.fingerprint)
+            bits = prints.differences(fingerprint, slot.fingerprint)
             if not regions and not bits:
                 return slot
             distance = len(regions) + len(bits)
@@ -330,7 +339,7 @@ class Host:
         )
         copies: list[int] = []
         try:
-            copies.append(os.dup(slot.page_fd))
+            copies.append(slot.pages.dup())
             copies += [os.dup(holding.fds[index]) for index in extents]
         except OSError as error:
             close_all(copies)
@@ -349,11 +358,10 @@ class Host:
             held.ranks.page.count_revision(rank)
 
     def _changed(self, slot: Slot, change: Change) -> None:
+        if change == "attached" and slot.key in self._slots:
+            # Former pages may have gone with the last worker that came back.
+            self._shelf.refresh(slot)
         try:
             self._on_change(slot, change)
         except WorldMoveError as error:
             log.warning("slot.change", slot=slot.id, change=change, code=error.code, reason=error.message)
-
-
-def _fields(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    return sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))

@@ -13,7 +13,7 @@ from worldmove.errors import ManifestError
 from worldmove.hosting.shared import open_shared
 from worldmove.ipc import close_all
 from worldmove.manifest import REGION_ALIGN, Extent, LeafMap, Manifest, Place, Region, layout, validate
-from worldmove.page.messages import Put
+from worldmove.page.messages import Revise
 
 
 class Arenas(Protocol):
@@ -113,28 +113,35 @@ def _open_all(manifest: Manifest, first: int) -> tuple[list[Extent], list[int], 
     return extents, fds, places
 
 
-def revised(
-    old: Holding, rank: int, drop: Sequence[str], put: Sequence[Put], sizes: Sequence[int], fds: Sequence[int]
-) -> Holding:
+def _check_inside(number: int, name: str, needed: int, size: int) -> None:
+    if size < needed:
+        raise ManifestError(
+            f"regions[{number}] ends at byte {needed} of {name!r}, which has {size}",
+            field=f"regions[{number}].source.offset",
+        )
+
+
+def revised(old: Holding, rank: int, revision: Revise, fds: Sequence[int]) -> Holding:
     """The holding after a rank's revision. Touches no descriptor: see `retired` for those not used any more.
 
     Args:
         old: before.
         rank: the only one whose regions may change.
-        drop: names of regions that go.
-        put: regions that come or are replaced; extents count in `fds`.
-        sizes: bytes of the new extents.
-        fds: their descriptors, checked by the caller to be sealed and large enough.
+        revision: what it says; its extents count in `fds`.
+        fds: checked by the caller to be sealed and large enough.
 
     Raises:
         ManifestError: another rank's region, an unknown name, a place outside its extent, or a manifest
             that is not valid.
     """
-    regions, places = _merge(old, rank, set(drop), put, sizes)
+    sizes = revision.extents
+    regions, places = _merge(old, rank, revision)
     manifest = msgspec.structs.replace(
         old.manifest, regions=tuple(regions), revision=old.manifest.revision + 1
     )
     validate(manifest)
+    if len(manifest.ranks) != len(old.manifest.ranks):
+        raise ManifestError(f"rank {rank} would be left without a region", field="drop")
     extents = (*old.extents, *(Extent(rank, "host", size) for size in sizes))
     used = sorted({place.extent for place in places})
     renumbered = {extent: number for number, extent in enumerate(used)}
@@ -150,9 +157,8 @@ def revised(
     )
 
 
-def _merge(
-    old: Holding, rank: int, gone: set[str], put: Sequence[Put], sizes: Sequence[int]
-) -> tuple[list[Region], list[Place]]:
+def _merge(old: Holding, rank: int, revision: Revise) -> tuple[list[Region], list[Place]]:
+    gone, put, sizes = set(revision.drop), revision.put, revision.extents
     coming = {item.region.name: item for item in put}
     if len(coming) != len(put) or gone & coming.keys():
         raise ManifestError("a revision names a region twice", field="put")

@@ -44,7 +44,7 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class Found(NamedTuple):
-    """A slot of a former incarnation. The descriptors (control page, then extents) are the caller's."""
+    """A slot of a former incarnation. The descriptors (pages, then extents) are the caller's."""
 
     record: SlotRecord
     fds: list[int]
@@ -80,7 +80,7 @@ class Shelf:
             if self._keeper is None or slot.key in self._gone:
                 return
             with slot.pinned() as holding:
-                fds = [slot.page_fd, *holding.fds]
+                fds = [*slot.pages.fds, *holding.fds]
                 chunks = [fds[at : at + FDS_PER_KEY] for at in range(0, len(fds), FDS_PER_KEY)]
                 before = self._parts.get(slot.key, 0)
                 self._parts[slot.key] = max(before, len(chunks))
@@ -138,8 +138,7 @@ class Shelf:
                 record = part.record or record
                 parts = part.parts
                 number += 1
-            if record is None or len(fds) != 1 + len(record.extents):
-                raise FramingError(f"slot {key} is not whole")
+            _check_whole(key, record, fds)
         except (WorldMoveError, msgspec.MsgspecError) as error:
             # Left half written by a node that died in the middle: what is there is no world.
             log.warning("shelf.unreadable", slot=key, reason=str(error))
@@ -149,7 +148,7 @@ class Shelf:
             close_all(fds)
             raise
         self._parts[key] = parts
-        return Found(record, fds)
+        return None if record is None else Found(record, fds)
 
     async def close(self) -> None:
         """Finishes what is being written."""
@@ -157,6 +156,11 @@ class Shelf:
 
     def _failed(self, error: BaseException) -> None:
         log.warning("shelf.keeper", reason=str(error))
+
+
+def _check_whole(key: str, record: SlotRecord | None, fds: Sequence[int]) -> None:
+    if record is None or record.pages < 1 or len(fds) != record.pages + len(record.extents):
+        raise FramingError(f"slot {key} is not whole")
 
 
 def _key(slot: str, part: int) -> str:

@@ -13,20 +13,25 @@ import msgspec
 
 from worldmove.errors import ManifestError
 from worldmove.hosting.memory import Arenas, Holding, retired, revised
+from worldmove.hosting.pages import Pages
 from worldmove.hosting.ranks import Change, Ranks
 from worldmove.ipc import close_all
 from worldmove.manifest import Extent, LeafMap, Manifest, Place
-from worldmove.page.messages import Revise
+from worldmove.page.messages import Adopted, Revise
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
-    """What the keeper holds beside the descriptors (control page first), so that a slot outlives its node."""
+    """What the keeper holds beside the descriptors, so that a slot outlives its node.
+
+    The first `pages` descriptors are control pages, the newest first; those of the extents follow.
+    """
 
     key: str
     id: str
     session_id: str | None
     bound: str | None
     seed: int
+    pages: int
     fingerprint: dict[str, str]
     manifest: Manifest
     extents: tuple[Extent, ...]
@@ -48,7 +53,7 @@ class Slot:
         bound: the move that this standby is promised to.
         seed: of the session's leaf digests.
         ranks: its workers.
-        page_fd: the control page.
+        pages: the control page that they share with the node, and former ones.
     """
 
     def __init__(
@@ -60,9 +65,9 @@ class Slot:
         seed: int,
         fingerprint: Mapping[str, str],
         holding: Holding,
-        page_fd: int,
+        pages: Pages,
         secrets: tuple[str, ...],
-        ranks: Callable[[Callable[[Change], None]], Ranks],
+        adopted: Adopted | None = None,
         on_change: Callable[[Slot, Change], None],
     ) -> None:
         self.key = key
@@ -71,9 +76,12 @@ class Slot:
         self.bound: str | None = None
         self.seed = seed
         self.fingerprint = dict(fingerprint)
-        self.page_fd = page_fd
+        self.pages = pages
         self.secrets = secrets
-        self.ranks = ranks(lambda change: on_change(self, change))
+        foreign = {r.rank for r in holding.manifest.regions if r.source.kind == "shm"}
+        self.ranks = Ranks(
+            pages, lambda change: on_change(self, change), foreign=frozenset(foreign), adopted=adopted
+        )
         self._holding = holding
         self._pins = 0
         self._unused: list[int] = []
@@ -141,13 +149,8 @@ class Slot:
         """
         old = self._holding
         try:
-            if len(fds) != len(revision.extents):
-                raise ManifestError("a revision has not one descriptor for each extent", field="extents")
-            for fd, nbytes in zip(fds, revision.extents, strict=True):
-                check_sealed(fd, nbytes)
-            new = revised(old, rank, revision.drop, revision.put, revision.extents, fds)
-            if len(new.manifest.ranks) != self.ranks.page.ranks:
-                raise ManifestError(f"rank {rank} would be left without a region", field="drop")
+            check_sealed(fds, revision.extents)
+            new = revised(old, rank, revision, fds)
         except BaseException:
             close_all(fds)
             raise
@@ -190,6 +193,7 @@ class Slot:
             session_id=self.session_id,
             bound=self.bound,
             seed=self.seed,
+            pages=len(self.pages.fds),
             fingerprint=self.fingerprint,
             manifest=holding.manifest,
             extents=holding.extents,
@@ -201,7 +205,7 @@ class Slot:
     def close(self, arenas: Arenas) -> None:
         """Gives up this node's descriptors, once nothing pins them; the workers' own stay theirs."""
         arenas.release(self._holding.counted_bytes)
-        self._unused += [*self._holding.fds, self.page_fd]
+        self._unused += self._holding.fds
         self._sweep()
 
     def _sweep(self) -> None:
@@ -210,16 +214,19 @@ class Slot:
             self._unused.clear()
 
 
-def check_sealed(fd: int, nbytes: int) -> None:
+def check_sealed(fds: Sequence[int], sizes: Sequence[int]) -> None:
     """Checks that a worker's memory can't shrink under those who map it.
 
     Raises:
-        ManifestError: it is not a sealed memory file of at least `nbytes`.
+        ManifestError: there is not one sealed memory file of at least its size for each of `sizes` (bytes).
     """
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        size = os.fstat(fd).st_size
-    except OSError as error:
-        raise ManifestError(f"an extent is no memory file: {error}", field="extents") from error
-    if not seals & fcntl.F_SEAL_SHRINK or not 0 < nbytes <= size:
-        raise ManifestError(f"an extent of {nbytes} bytes is not sealed or too small", field="extents")
+    if len(fds) != len(sizes):
+        raise ManifestError("a revision has not one descriptor for each extent", field="extents")
+    for fd, nbytes in zip(fds, sizes, strict=True):
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            size = os.fstat(fd).st_size
+        except OSError as error:
+            raise ManifestError(f"an extent is no memory file: {error}", field="extents") from error
+        if not seals & fcntl.F_SEAL_SHRINK or not 0 < nbytes <= size:
+            raise ManifestError(f"an extent of {nbytes} bytes is not sealed or too small", field="extents")

@@ -259,6 +259,10 @@ class ControlPage:
         """The last block that the rank published."""
         return self.words[self.base(rank) + PROGRESS] >> 1
 
+    def progress(self, rank: int) -> int:
+        """Block and writing mark as one number, which grows as the rank goes on."""
+        return self.words[self.base(rank) + PROGRESS]
+
     def writing(self, rank: int) -> bool:
         """Whether the rank is inside `block()`: its state is that of no boundary."""
         return bool(self.words[self.base(rank) + PROGRESS] & 1)

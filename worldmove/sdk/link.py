@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from worldmove.errors import (
@@ -87,12 +88,8 @@ class Link:
             link.welcome, carried = _expect(channel, Welcome)
             link._take_page(carried)
             while len(fds) < len(link.welcome.extents):
-                memory, part = _expect(channel, Memory)
-                fds += part
-                if memory.count != len(part) or not part:
-                    raise ProtocolError("the node sent other descriptors than it announced")
-            if len(fds) != len(link.welcome.extents):
-                raise ProtocolError("the node sent more descriptors than it announced")
+                fds += _expect(channel, Memory)[1]
+            _check_count(fds, len(link.welcome.extents))
         except BaseException:
             close_all(fds)
             link.close()
@@ -112,7 +109,7 @@ class Link:
     def _connect(self, *, wait: bool = True) -> SyncChannel[NodeMessage]:
         try:
             # Noted before connecting: if the node is replaced in between, the next look finds out.
-            self._inode = os.stat(self.path).st_ino
+            self._inode = Path(self.path).stat().st_ino
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise ConnectionLostError(f"no node at {self.path}: {error}") from error
@@ -136,13 +133,9 @@ class Link:
         """Maps the page that came along; the words of an older one are carried over."""
         own = -1
         try:
-            if len(fds) != 1:
-                raise ProtocolError("a welcome carries exactly one descriptor, the control page")
+            _check_count(fds, 1)
             own = open_own(fds[0])
             page = ControlPage(own)
-            if not self.welcome.rank < page.ranks:
-                page.close()
-                raise ProtocolError(f"the control page has no rank {self.welcome.rank}")
         except BaseException:
             close_all([own] if own >= 0 else [])
             raise
@@ -246,6 +239,8 @@ class Link:
         got = channel.receive(timeout=0.0) if channel is not None else None
         if channel is None or got is None:
             return False
+        if self._sock is not None:
+            self._sock.setblocking(True)
         message, fds = got
         if not isinstance(message, Welcome):
             close_all(fds)
@@ -279,24 +274,28 @@ class Link:
     def _dead(self) -> bool:
         if self._sock is None:
             return True
+        # A time limit, left over from waiting, would make even a peek wait.
+        self._sock.setblocking(False)
         try:
-            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            return self._sock.recv(1, socket.MSG_PEEK) == b""
         except BlockingIOError:
             return False
         except OSError:
             return True
+        finally:
+            self._sock.setblocking(True)
 
     def _replaced(self) -> bool:
         """Whether another incarnation listens at the path: this one may be stopped and yet not dead."""
         try:
-            return os.stat(self.path).st_ino != self._inode
+            return Path(self.path).stat().st_ino != self._inode
         except OSError:
             return False
 
     # Revisions
 
     def revise(self, revision: Revise, fds: list[int]) -> None:
-        """Sends a revision, and again to a node that starts before it wrote it down. Owns `fds` from now on."""
+        """Sends a revision, and again to the next node if this one has not written it down; owns `fds`."""
         self._forget_known()
         self._revisions.append((revision, fds))
         self._sent += 1
@@ -328,6 +327,11 @@ class Link:
             self.page.close()
             os.close(self._page_fd)
             self._page_fd = -1
+
+
+def _check_count(fds: Sequence[int], announced: int) -> None:
+    if len(fds) != announced:
+        raise ProtocolError(f"the node sent {len(fds)} descriptors and announced {announced}")
 
 
 def _expect(channel: SyncChannel[NodeMessage], kind: type[M]) -> tuple[M, list[int]]:

@@ -134,7 +134,9 @@ class Standby:
             link.close()
             raise ProtocolError(f"a standby was told {type(answer).__name__}")
         state = link.page.host_state(link.welcome.rank, answer.block)
-        world = World(answer.session_id, answer.epoch, answer.block, link, self._memory, state, ())
+        world = World(
+            answer.session_id, answer.epoch, link, self._memory, block=answer.block, host_state=state
+        )
         link.tell(Started())
         return world
 
@@ -179,11 +181,12 @@ class World:
         self,
         session_id: str,
         epoch: int,
-        block: int,
         link: Link,
         memory: RankMemory,
+        *,
+        block: int,
         host_state: bytes,
-        tickets: tuple[str, ...],
+        tickets: tuple[str, ...] = (),
     ) -> None:
         self.id = session_id
         self.epoch = epoch
