@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -77,6 +78,16 @@ def test_each_step_is_for_its_writers_only(
 def test_every_transition_is_tried_above() -> None:
     tried = {(name, old.phase, new.phase) for name, old, new, _ in LEGAL}
     assert tried == {(step.name, step.before, step.after) for step in TRANSITIONS}
+
+
+def test_the_documented_table_is_the_table() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "ledger.md").read_text()
+    rows = text.split("<!-- transitions -->")[1].split("<!-- /transitions -->")[0].strip().splitlines()[2:]
+    assert rows == [
+        f"| `{step.name}` | `{step.before}` | `{step.after}` | {', '.join(sorted(step.writers))} |"
+        f" {'yes' if step.exact else 'no'} |"
+        for step in TRANSITIONS
+    ]
 
 
 @pytest.mark.parametrize(("name", "old", "new", "writers"), LEGAL)

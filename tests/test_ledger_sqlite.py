@@ -184,6 +184,22 @@ async def test_a_replaced_or_deleted_file_stops_the_ledger(ledger: SqliteLedger,
     await ledger.renew()
 
 
+async def test_a_file_put_in_the_place_of_an_open_one_stops_the_ledger(
+    ledger: SqliteLedger, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger.db"
+    await ledger.create(session(Claim("a", 1)))
+    other = tmp_path / "other.db"
+    await (await SqliteLedger.open(other)).close()
+    other.replace(path)
+    for _ in range(2):
+        with pytest.raises(LedgerError) as replaced:
+            await ledger.renew()
+        assert replaced.value.details["cause"] == "replaced"
+        with pytest.raises(LedgerError):
+            await ledger.get("world")
+
+
 async def test_files_that_are_no_ledger_are_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     path.write_bytes(b"something else, longer than a header of SQLite" * 99)
