@@ -19,7 +19,7 @@ def batches(spans: Iterable[Span], leaf_map: LeafMap, limit: int) -> Iterator[li
         offset, left = span.offset, span.length
         while left:
             take = left if left <= room else room // leaf * leaf
-            if take == 0 and batch:
+            if take <= 0 and batch:
                 yield batch
                 batch, room = [], limit
                 continue

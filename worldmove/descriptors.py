@@ -116,8 +116,7 @@ async def fetch(path: str, token: bytes, count: int, timeout_ms: int) -> list[in
     fds: list[int] = []
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            await _collect(channel, token, fds)
-        _require_count(fds, count)
+            await _collect(channel, token, fds, count)
     except TimeoutError as error:
         close_all(fds)
         raise DeadlineError(f"no descriptors from {path} within {timeout_ms} ms") from error
@@ -130,7 +129,7 @@ async def fetch(path: str, token: bytes, count: int, timeout_ms: int) -> list[in
         channel.close()
 
 
-async def _collect(channel: Channel[Handed | Refused], token: bytes, fds: list[int]) -> None:
+async def _collect(channel: Channel[Handed | Refused], token: bytes, fds: list[int], count: int) -> None:
     await channel.send(Fetch(token))
     more = True
     while more:
@@ -139,9 +138,8 @@ async def _collect(channel: Channel[Handed | Refused], token: bytes, fds: list[i
         if isinstance(answer, Refused):
             raise UnauthorizedError("the token for descriptors is unknown or was used")
         more = answer.more
-
-
-def _require_count(fds: list[int], count: int) -> None:
+        if len(some) != answer.count or len(fds) > count or (len(fds) < count and not some):
+            raise FramingError(f"{len(fds)} descriptors came, the manifest needs {count}")
     if len(fds) != count:
         raise FramingError(f"{len(fds)} descriptors came, the manifest needs {count}")
 

@@ -68,6 +68,11 @@ class DestinationMove(Driver):
         """The session that moves."""
         return self.hello.session_id
 
+    @property
+    def epoch(self) -> int:
+        """The session's epoch before the move."""
+        return self.hello.epoch
+
     def note_record(self, record: SessionRecord) -> None:
         """Keeps the record that stands."""
         self._record = record
@@ -119,6 +124,8 @@ class DestinationMove(Driver):
         record = await self.services.ledger.get(self.session_id)
         if record is None or records.fate(record, self.move_id) != "moving":
             raise PeerError(f"the record of {self.session_id} does not say that this move has begun")
+        if record.epoch != self.hello.epoch:
+            raise PeerError(f"the source names epoch {self.hello.epoch}, the record says {record.epoch}")
         self._record = record
         self._reader = Reader(self._bound().memory, self.services.executors, self.hello.seed)
         await self._reader.open()
@@ -320,9 +327,6 @@ class DestinationMove(Driver):
         while self.machine.state is State.RECLAIMING:
             try:
                 record = await self.services.ledger.settle(self.session_id, self.move_id)
-            except WorldMoveError as error:
-                self.log.warning("ledger does not answer", error=str(error))
-            else:
                 self.note_record(record)
                 if self.outcome(record) != "committed":
                     self.post(p.RecordSettled(outcome=self.outcome(record)))
@@ -330,6 +334,8 @@ class DestinationMove(Driver):
                 if time.monotonic() >= deadline:
                     await self._adopt()
                     return
+            except WorldMoveError as error:
+                self.log.warning("ledger does not answer", error=str(error))
             await asyncio.sleep(RECLAIM_POLL_S)
 
     def _wipe_memory(self, _action: p.WipeMemory) -> None:

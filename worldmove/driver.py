@@ -164,7 +164,7 @@ class Driver:
         except ProtocolError as error:
             self.log.warning("illegal event", error=str(error), history=self.machine.history[-20:])
             if not isinstance(event, p.Failed):
-                self.fail(error.code, str(error))
+                self._give_up(error.code, str(error), committed=self.role == "source")
             return
         if self.machine.state is not before:
             self.log.info("state", before=str(before), state=str(self.machine.state))
@@ -186,10 +186,15 @@ class Driver:
 
     def _on_error(self, error: BaseException) -> None:
         if isinstance(error, WorldMoveError):
-            self.fail(error.code, str(error))
+            self._give_up(error.code, str(error), committed=True)
             return
         self.log.error("unexpected error", exc_info=error)
-        self.fail("internal", f"{type(error).__name__}: {error}")
+        self._give_up("internal", f"{type(error).__name__}: {error}", committed=True)
+
+    def _give_up(self, code: str, message: str, *, committed: bool) -> None:
+        """Like `fail`; with `committed` also past the commit, where the record then tells how it goes on."""
+        if self.abortable or (committed and self.machine.state is State.COMMITTED):
+            self.post(p.Failed(code=code, message=message))
 
     def _send(self, action: p.Send) -> None:
         self.send(action.message)
@@ -253,18 +258,27 @@ class Driver:
         self.post(p.RecordSettled(outcome=self.outcome(record)))
 
     def outcome(self, record: SessionRecord) -> p.Outcome:
-        """What a record that stands means for this side."""
+        """What a record that stands means for this side.
+
+        A record that knows nothing of the move: it was never begun, or a later one has taken its place. For
+        the source the epoch tells which, as a commit raised it and this side would know of its own reclaim.
+        A destination that still has to ask has adopted nothing.
+        """
         found = fate(record, self.move_id)
         if found in ("committed", "adopted", "aborted", "reclaimed"):
             return found
         if found == "released":
             return "adopted"
-        mine = record.owner == self.services.claim.name
-        return "aborted" if mine == (self.role == "source") else "adopted"
+        return "adopted" if self.role == "source" and record.epoch > self.epoch else "aborted"
 
     @property
     def session_id(self) -> str:
         """The session that moves."""
+        raise NotImplementedError
+
+    @property
+    def epoch(self) -> int:
+        """The session's epoch before the move."""
         raise NotImplementedError
 
     def note_record(self, record: SessionRecord) -> None:

@@ -44,6 +44,7 @@ from worldmove.rules.common import (
     Table,
     give_up,
     give_up_unrecorded,
+    late,
     replace,
     stay,
 )
@@ -119,11 +120,11 @@ _RECORDED = (
 )
 _LATE_AT_SOURCE = (
     p.RecordBegun, p.PathOffered, p.PreparedHere, p.TableDone, p.WorldPaused, p.WorldSealed,
-    m.Prepared, m.Progress, m.Landed, m.Verified, m.Committed, *_GIVING_UP,
+    m.Prepared, m.Progress, m.Landed, m.Verified, m.Committed,
 )  # fmt: skip
 _LATE_AT_DESTINATION = (
     p.PathReady, p.RoundComplete, p.DamageFound, p.Repaired, p.MemoryVerified, p.RecordCommitted,
-    m.Begin, m.Round, m.TablePart, m.TableEnd, m.Sealed, *_GIVING_UP,
+    m.Begin, m.Round, m.TablePart, m.TableEnd, m.Sealed,
 )  # fmt: skip
 
 
@@ -131,8 +132,13 @@ def _late(states: Iterable[State], events: Iterable[type]) -> Table:
     return {(state, event): stay(state) for state in states for event in events}
 
 
+def _too_late(*states: State) -> Table:
+    return {(state, event): late(state) for state in states for event in _GIVING_UP}
+
+
 SOURCE: Table = {
     **_late((State.SETTLING, State.RECLAIMING), _LATE_AT_SOURCE),
+    **_too_late(State.SETTLING, State.RECLAIMING, State.ADOPTED),
     (State.SETTLING, m.Adopted): stay(State.SETTLING),
     (State.REQUESTED, p.Start): source.start,
     (State.REQUESTED, m.Admitted): source.admitted,
@@ -156,14 +162,13 @@ SOURCE: Table = {
     (State.SETTLING, p.RecordSettled): source.settled,
     (State.RECLAIMING, p.RecordSettled): source.reclaimed,
     (State.RECLAIMING, m.Adopted): source.adopted,
-    **_late((State.ADOPTED,), _GIVING_UP),
-    (State.ADOPTED, p.RecordSettled): stay(State.ADOPTED),
-    (State.ADOPTED, m.Adopted): stay(State.ADOPTED),
+    **_late((State.ADOPTED,), (m.Progress, m.Verified, m.Committed, m.Adopted, p.RecordSettled)),
     (State.ADOPTED, p.WorldReleased): source.released,
 }
 
 DESTINATION: Table = {
     **_late((State.SETTLING, State.RECLAIMING), _LATE_AT_DESTINATION),
+    **_too_late(State.SETTLING, State.RECLAIMING),
     (State.REQUESTED, m.Hello): destination.hello,
     (State.REQUESTED, p.AdmitOk): destination.admitted,
     (State.REQUESTED, p.AdmitRefused): destination.refused,
@@ -182,7 +187,7 @@ DESTINATION: Table = {
     (State.VERIFYING, p.Repaired): destination.repaired,
     (State.VERIFYING, p.MemoryVerified): destination.verified,
     (State.VERIFYING, p.RecordCommitted): destination.committed,
-    (State.VERIFYING, p.RecordSettled): destination.lost_race,
+    (State.VERIFYING, p.RecordSettled): destination.settled,
     **_rows(
         (State.ADMITTED, State.PREPARED, State.COPYING, State.FINISHING, State.VERIFYING),
         _GIVING_UP,
@@ -191,9 +196,10 @@ DESTINATION: Table = {
     (State.COMMITTED, p.RecordAdopted): destination.adopted,
     (State.COMMITTED, p.RecordSettled): destination.settled,
     (State.COMMITTED, p.Failed): destination.cannot_adopt,
-    **_late((State.COMMITTED,), (p.PeerLost, m.Abort)),
+    **{(State.COMMITTED, event): late(State.COMMITTED) for event in (p.PeerLost, m.Abort)},
     (State.SETTLING, p.RecordSettled): destination.settled,
     (State.RECLAIMING, p.RecordSettled): destination.settled,
+    (State.RECLAIMING, p.RecordAdopted): destination.adopted,
     (State.ADOPTED, m.Released): destination.over,
     **_rows((State.ADOPTED,), _GIVING_UP, destination.over),
 }

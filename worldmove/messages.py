@@ -16,6 +16,7 @@ from worldmove.errors import FramingError
 from worldmove.manifest import (
     DIGEST_BYTES,
     MAX_HOST_STATE,
+    MAX_NAME,
     MAX_RANKS,
     MAX_REGIONS,
     MAX_SESSION_BYTES,
@@ -162,9 +163,9 @@ class Sealed(Message, frozen=True, kw_only=True):
 class DamagedLeaf(msgspec.Struct, frozen=True):
     """A leaf that had to be sent again, and how often."""
 
-    region: str
-    leaf: int
-    attempts: int
+    region: Annotated[str, Meta(max_length=MAX_NAME)]
+    leaf: Annotated[int, Meta(ge=0, le=MAX_LEAVES)]
+    attempts: Annotated[int, Meta(ge=1, le=1000)]
 
 
 class Verified(Message, frozen=True, kw_only=True):

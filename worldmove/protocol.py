@@ -275,7 +275,7 @@ class CloseRecord(Action, frozen=True, kw_only=True):
 
 
 class AbortPath(Action, frozen=True, kw_only=True):
-    """End the lanes and wait until nothing writes any more."""
+    """End the lanes and wait until nothing writes any more; once, however often it is asked for."""
 
 
 class SettleRecord(Action, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import structlog
 
 from worldmove import errors
 from worldmove import messages as m
-from worldmove.errors import LedgerError, MoveAbortedError, PeerError, RejectedError, WorldMoveError
+from worldmove.errors import MoveAbortedError, PeerError, RejectedError, WorldMoveError
 from worldmove.hosting.ranks import Pause
 from worldmove.ledger.base import Ledger
 from worldmove.machine import Machine
@@ -95,7 +95,7 @@ class Account:
             return
         try:
             await ledger.put_receipt(self.receipt)
-        except LedgerError as error:
+        except WorldMoveError as error:
             structlog.get_logger().warning("receipt was not kept", move=self.hello.move_id, error=str(error))
 
     def _make(self, machine: Machine, epoch: int) -> Receipt:
@@ -124,7 +124,7 @@ class Account:
             state=move_state(machine.state),
             path=self.path,
             live=self.hello.live,
-            epoch=epoch,
+            epoch=self._committed.epoch if self._committed else epoch,
             block=self.block,
             state_bytes=self.hello.manifest.nbytes,
             sent_bytes=sum(taken.bytes for taken in facts.rounds),
@@ -162,5 +162,10 @@ def rejection_error(rejected: m.Rejected) -> WorldMoveError:
     """The error that a destination's rejection stands for, with its details."""
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, WorldMoveError) and kind.code == rejected.code:
-            return kind(rejected.message, **rejected.details)
-    return RejectedError(rejected.message, reason=rejected.code, **rejected.details)
+            error = kind(rejected.message)
+            # Whatever keys the peer has chosen: as keyword arguments they could clash with the message.
+            error.details = dict(rejected.details)
+            return error
+    unknown = RejectedError(rejected.message)
+    unknown.details = {**rejected.details, "reason": rejected.code}
+    return unknown

@@ -65,6 +65,11 @@ class SourceMove(Driver):
         """The session that moves."""
         return self.hello.session_id
 
+    @property
+    def epoch(self) -> int:
+        """The session's epoch before the move."""
+        return self.hello.epoch
+
     def note_record(self, record: SessionRecord) -> None:
         """The session follows its record."""
         self.session.record = record

@@ -16,20 +16,47 @@ replace = msgspec.structs.replace
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine remembers. `shown` is the last state of the contract, for people."""
+    """What a machine remembers.
+
+    Attributes:
+        policy: when live rounds and repairs end.
+        asked: the move was asked for; it is, once.
+        live: it copies before it pauses.
+        epoch: the session's, before the move.
+        shown: the last state of the contract, for people.
+        path: how the bytes come, and over how many `lanes`.
+        recorded: the ledger has answered during this move.
+        offered: the way to the bytes was told.
+        round: number of the latest round.
+        rounds: what each round took that has ended.
+        round_open: not everything that the round asked for has been read back.
+        table_expected: parts of the round's table may still come.
+        closing: nothing more will be asked for in the round.
+        complete: source: the destination holds the root. Destination: the final round has landed.
+        sealed: what the destination must arrive at.
+        repairs: how often damaged leaves were asked for again.
+        peer_lost: nothing more will be heard from the other side.
+        code: why the move was given up; `message` says it to people.
+    """
 
     policy: RoundPolicy
+    asked: bool = False
     live: bool = True
+    epoch: int = 0
     shown: State = State.REQUESTED
     path: str = ""
     lanes: int = 0
+    recorded: bool = False
+    offered: bool = False
     round: int = 0
     rounds: tuple[Taken, ...] = ()
     round_open: bool = False
     table_expected: bool = False
+    closing: bool = False
     complete: bool = False
     sealed: m.Sealed | None = None
     repairs: int = 0
+    peer_lost: bool = False
     code: str | None = None
     message: str | None = None
 
@@ -62,8 +89,23 @@ def stay(state: State) -> Rule:
     return lambda facts, _event: Step(state, facts)
 
 
+def late(state: State) -> Rule:
+    """The answer to a reason to give up that comes when the record decides already."""
+
+    def rule(facts: Facts, event: p.Failed | p.PeerLost | m.Abort) -> Step:
+        return Step(state, note_loss(facts, event))
+
+    return rule
+
+
+def note_loss(facts: Facts, event: p.Failed | p.PeerLost | m.Abort) -> Facts:
+    """Whoever is lost is not waited for later."""
+    return replace(facts, peer_lost=True) if isinstance(event, p.PeerLost) else facts
+
+
 def note_reason(facts: Facts, event: p.Failed | p.PeerLost | m.Abort) -> Facts:
     """Keeps the first reason; later ones are consequences."""
+    facts = note_loss(facts, event)
     if facts.code is not None:
         return facts
     code = "peer" if isinstance(event, p.PeerLost) else event.code

@@ -11,16 +11,20 @@ from worldmove.rules.common import Facts, Rule, Step, give_up, note_reason, repl
 
 def hello(facts: Facts, event: m.Hello) -> Step:
     """Asks whether the session can come."""
-    return Step(State.REQUESTED, replace(facts, live=event.live), (p.Admit(hello=event),))
+    require(not facts.asked, "asked twice")
+    facts = replace(facts, asked=True, live=event.live, epoch=event.epoch)
+    return Step(State.REQUESTED, facts, (p.Admit(hello=event),))
 
 
 def admitted(facts: Facts, event: p.AdmitOk) -> Step:
     """A standby is bound."""
+    require(facts.asked, "an admission that nobody asked for")
     return Step(State.ADMITTED, facts, (p.Send(message=event.admitted),))
 
 
 def refused(facts: Facts, event: p.AdmitRefused) -> Step:
     """No, and why."""
+    require(facts.asked, "a rejection that nobody asked for")
     rejected = event.rejected
     facts = replace(facts, code=rejected.code, message=rejected.message)
     actions = (p.Send(message=rejected), p.Finish(code=rejected.code, message=rejected.message))
@@ -29,11 +33,13 @@ def refused(facts: Facts, event: p.AdmitRefused) -> Step:
 
 def begin(facts: Facts, event: m.Begin) -> Step:
     """The source's record says `moving`: connect."""
-    return Step(State.ADMITTED, facts, (p.OpenPath(begin=event),))
+    require(not facts.offered, "begun twice")
+    return Step(State.ADMITTED, replace(facts, offered=True), (p.OpenPath(begin=event),))
 
 
 def ready(facts: Facts, _event: p.PathReady) -> Step:
     """The path is open."""
+    require(facts.offered, "a path that was not offered")
     return Step(State.PREPARED, facts, (p.Send(message=m.Prepared()),))
 
 
@@ -42,7 +48,7 @@ def open_round(facts: Facts, event: m.Round) -> Step:
     require(not facts.round_open, f"round {facts.round} is still open")
     require(event.number == facts.round + 1, f"round {event.number} does not follow round {facts.round}")
     require(event.table or not event.final, "a final round without a table")
-    facts = replace(facts, round=event.number, round_open=True, table_expected=event.table, complete=False)
+    facts = replace(facts, round=event.number, round_open=True, table_expected=event.table, closing=False)
     state = State.FINISHING if event.final else State.COPYING
     return Step(state, facts, (p.StartRound(number=event.number, final=event.final),))
 
@@ -62,24 +68,29 @@ def table_end(state: State) -> Rule:
 
     def rule(facts: Facts, event: m.TableEnd) -> Step:
         require(facts.round_open and event.number == facts.round, f"round {event.number} is not open")
-        return Step(state, replace(facts, table_expected=False), (p.CloseRound(number=event.number),))
+        require(not facts.closing, f"the table of round {event.number} ended twice")
+        facts = replace(facts, table_expected=False, closing=True)
+        return Step(state, facts, (p.CloseRound(number=event.number),))
 
     return rule
 
 
 def landed(facts: Facts, event: p.RoundComplete) -> Step:
     """A live round lies in memory."""
-    taken = Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms)
-    facts = replace(facts, rounds=(*facts.rounds, taken), round_open=False)
+    facts = _closed(facts, event)
     landed = m.Landed(number=event.number, leaves=event.leaves, bytes=event.bytes, ms=event.ms)
     return Step(State.COPYING, facts, (p.Send(message=landed),))
 
 
 def complete(facts: Facts, event: p.RoundComplete) -> Step:
     """The final round lies in memory; verification also needs the seal."""
+    return _both(replace(_closed(facts, event), complete=True))
+
+
+def _closed(facts: Facts, event: p.RoundComplete) -> Facts:
+    require(event.number == facts.round and facts.closing, f"round {event.number} is not closing")
     taken = Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms)
-    facts = replace(facts, rounds=(*facts.rounds, taken), round_open=False, complete=True)
-    return _both(facts)
+    return replace(facts, rounds=(*facts.rounds, taken), round_open=False, closing=False)
 
 
 def sealed(facts: Facts, event: m.Sealed) -> Step:
@@ -122,7 +133,9 @@ def committed(facts: Facts, event: p.RecordCommitted) -> Step:
 
 
 def adopted(facts: Facts, event: p.RecordAdopted) -> Step:
-    """The standby generates."""
+    """The standby generates; a source that is lost is not waited for."""
+    if facts.peer_lost:
+        return over(facts, event)
     return Step(State.ADOPTED, facts, (p.Send(message=event.adopted),))
 
 
@@ -132,7 +145,7 @@ def cannot_adopt(facts: Facts, event: p.Failed) -> Step:
 
 
 def settled(facts: Facts, event: p.RecordSettled) -> Step:
-    """Obeys the record after giving up, or after a swap that lost."""
+    """Obeys the record after giving up, or after a swap that lost: nothing is wiped while a path is open."""
     if event.outcome == "committed":
         return Step(State.COMMITTED, facts, (p.AdoptRecord(block=_sealed(facts).block),))
     if event.outcome == "adopted":
@@ -140,13 +153,8 @@ def settled(facts: Facts, event: p.RecordSettled) -> Step:
     facts = (
         facts if facts.code else replace(facts, code="aborted", message=f"the record says {event.outcome}")
     )
-    return Step(State.ABORTED, facts, (p.WipeMemory(), p.Finish(code=facts.code, message=facts.message)))
-
-
-def lost_race(facts: Facts, event: p.RecordSettled) -> Step:
-    """The source wrote `aborted` first."""
-    step = settled(facts, event)
-    return Step(step.state, step.facts, (p.AbortPath(), *step.actions))
+    finish = p.Finish(code=facts.code, message=facts.message)
+    return Step(State.ABORTED, facts, (p.AbortPath(), p.WipeMemory(), finish))
 
 
 def over(facts: Facts, _event: object) -> Step:

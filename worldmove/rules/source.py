@@ -21,32 +21,40 @@ def _begin_round(facts: Facts, *, final: bool, table: bool) -> tuple[Facts, tupl
 
 def start(facts: Facts, event: p.Start) -> Step:
     """Says hello."""
-    return Step(State.REQUESTED, replace(facts, live=event.hello.live), (p.Send(message=event.hello),))
+    require(not facts.asked, "started twice")
+    facts = replace(facts, asked=True, live=event.hello.live, epoch=event.hello.epoch)
+    return Step(State.REQUESTED, facts, (p.Send(message=event.hello),))
 
 
 def admitted(facts: Facts, event: m.Admitted) -> Step:
     """The destination takes the session: the record must say `moving` before anything else."""
+    require(facts.asked, "an admission that nobody asked for")
     return Step(State.ADMITTED, replace(facts, path=event.path, lanes=event.lanes), (p.BeginRecord(),))
 
 
 def recorded(facts: Facts, _event: p.RecordBegun) -> Step:
     """The ledger has answered during this move: open the way to the bytes."""
-    return Step(State.ADMITTED, facts, (p.OfferPath(path=facts.path, lanes=facts.lanes),))
+    require(not facts.recorded, "the record began twice")
+    offer = p.OfferPath(path=facts.path, lanes=facts.lanes)
+    return Step(State.ADMITTED, replace(facts, recorded=True), (offer,))
 
 
 def rejected(facts: Facts, event: m.Rejected) -> Step:
     """Nothing has changed on either side."""
+    require(facts.asked, "a rejection that nobody asked for")
     facts = replace(facts, code=event.code, message=event.message)
     return Step(State.REJECTED, facts, (p.Finish(code=event.code, message=event.message),))
 
 
 def offer(facts: Facts, event: p.PathOffered) -> Step:
     """Tells where lanes listen or descriptors wait."""
-    return Step(State.ADMITTED, facts, (p.Send(message=event.begin),))
+    require(facts.recorded and not facts.offered, "a path that was not asked for")
+    return Step(State.ADMITTED, replace(facts, offered=True), (p.Send(message=event.begin),))
 
 
 def prepared(facts: Facts, _event: m.Prepared) -> Step:
-    """The driver notes the time before the first byte moves."""
+    """The driver notes the time before the first byte moves; without a record there is no way there."""
+    require(facts.offered, "prepared before a path was offered")
     return Step(State.PREPARED, facts, (p.NotePrepared(),))
 
 
@@ -60,13 +68,13 @@ def go(facts: Facts, _event: p.PreparedHere) -> Step:
 
 def table_live(facts: Facts, event: p.TableDone) -> Step:
     """A live round's table is complete."""
-    require(event.number == facts.round, f"round {event.number} is not the open round {facts.round}")
-    return Step(State.COPYING, facts, (p.Send(message=m.TableEnd(number=event.number)),))
+    return Step(State.COPYING, _table_sent(facts, event), (p.Send(message=m.TableEnd(number=event.number)),))
 
 
 def landed(facts: Facts, event: m.Landed) -> Step:
     """One more live round, or the pause, as the policy says."""
     require(event.number == facts.round and facts.round_open, f"round {event.number} is not open")
+    require(not facts.table_expected, f"round {event.number} landed before its table was sent")
     rounds = (*facts.rounds, Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms))
     facts = replace(facts, rounds=rounds, round_open=False)
     if facts.policy.another(rounds):
@@ -83,33 +91,47 @@ def paused(facts: Facts, _event: p.WorldPaused) -> Step:
 
 def table_final(facts: Facts, event: p.TableDone) -> Step:
     """The paused world's table is complete: its root can be computed."""
+    end = p.Send(message=m.TableEnd(number=event.number))
+    return Step(State.FINISHING, _table_sent(facts, event), (end, p.SealWorld()))
+
+
+def _table_sent(facts: Facts, event: p.TableDone) -> Facts:
     require(event.number == facts.round, f"round {event.number} is not the open round {facts.round}")
-    return Step(State.FINISHING, facts, (p.Send(message=m.TableEnd(number=event.number)), p.SealWorld()))
+    require(facts.table_expected, f"round {event.number} has sent its table")
+    return replace(facts, table_expected=False)
 
 
 def sealed(facts: Facts, event: p.WorldSealed) -> Step:
     """The destination gets what it must arrive at."""
+    require(not facts.table_expected, "sealed before the table ended")
     return Step(State.VERIFYING, replace(facts, sealed=event.sealed), (p.Send(message=event.sealed),))
 
 
 def verified(facts: Facts, event: m.Verified) -> Step:
     """The destination holds the same root; a claim of another one is a contradiction."""
     sealed = facts.sealed
+    require(not facts.complete, "verified twice")
     require(sealed is not None and event.root == sealed.root, "the destination verified another root")
     taken = Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms)
     facts = replace(facts, rounds=(*facts.rounds, taken), round_open=False, complete=True)
     return Step(State.VERIFYING, facts)
 
 
-def committed(facts: Facts, _event: m.Committed) -> Step:
+def committed(facts: Facts, event: m.Committed) -> Step:
     """From here on only the destination, or a reclaim, decides."""
     require(facts.complete, "a commit without a verification")
+    _require_next(facts, event.epoch)
     return Step(State.COMMITTED, facts)
 
 
 def adopted(facts: Facts, event: m.Adopted) -> Step:
     """The destination generates: the worker learns it, the memory goes."""
+    _require_next(facts, event.epoch)
     return Step(State.ADOPTED, facts, (p.ReleaseWorld(endpoint=event.endpoint),))
+
+
+def _require_next(facts: Facts, epoch: int) -> None:
+    require(epoch == facts.epoch + 1, f"epoch {epoch} does not follow epoch {facts.epoch}")
 
 
 def released(facts: Facts, _event: p.WorldReleased) -> Step:
