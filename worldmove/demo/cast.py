@@ -118,14 +118,19 @@ class Actor:
 class Cast:
     """All actors of a demo and the film that they make; a context manager that ends them.
 
+    Args:
+        film: takes every block that any of them generates.
+        on_block: called after each block with the actor that generated it.
+
     Attributes:
-        film: every block that any of them generated.
+        film: as given.
         actors: by node.
     """
 
-    def __init__(self, film: Film) -> None:
+    def __init__(self, film: Film, on_block: Callable[[Actor], None] | None = None) -> None:
         self.film = film
         self.actors: dict[str, Actor] = {}
+        self._on_block = on_block
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._failure: WorldMoveError | None = None
@@ -162,6 +167,8 @@ class Cast:
     def _hear(self, actor: Actor, news: AnyNews) -> None:
         if isinstance(news, Generated):
             self.film.add(news.block, actor.node, news.pictures)
+            if self._on_block is not None:
+                self._on_block(actor)
         self._changed.set()
 
     @property

@@ -118,35 +118,24 @@ def _film_faults(film: Film, moved: int) -> list[str]:
 
 
 def table(moves: Sequence[Move]) -> Table:
-    """The moves as a table."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("move", "from", "to", "state", "path"):
-        shown.add_column(name)
-    for name in (
-        "rounds",
-        "state MB",
-        "sent MB",
-        "pause ms",
-        "data ms",
-        "commit ms",
-        "resume ms",
-        "total ms",
-    ):
-        shown.add_column(name, justify="right")
-    shown.add_column("root (both ends)")
+    """The moves as a table that fits a terminal of 80 columns."""
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    for name in ("", "move", "state", "path"):
+        shown.add_column(name, no_wrap=True)
+    for name in ("rounds", "sent\nMB", "pause\nms", "data\nms", "commit\nms", "resume\nms", "total\nms"):
+        shown.add_column(name, justify="right", no_wrap=True, vertical="bottom")
+    shown.add_column("root\nat both", no_wrap=True)
     for number, move in enumerate(moves, 1):
         times = (move.pause_ms, move.data_ms, move.commit_ms, move.resume_ms, move.total_ms)
         shown.add_row(
             str(number),
-            move.source,
-            move.destination,
+            f"{move.source}→{move.destination}",
             Text(move.state, style="green" if move.moved else "red"),
             move.path or "-",
             str(move.rounds),
-            _mb(move.state_bytes),
             _mb(move.sent_bytes),
             *(_ms(value) for value in times),
-            Text(_root(move), style="green" if move.exact else "red"),
+            Text(_root(move)[:8], style="green" if move.exact else "red"),
         )
     return shown
 

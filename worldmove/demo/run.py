@@ -25,6 +25,7 @@ from worldmove.client import AsyncClient
 from worldmove.demo import report
 from worldmove.demo.cast import Actor, Cast
 from worldmove.demo.film import Film
+from worldmove.demo.frames import BLOCK_FRAMES
 from worldmove.demo.news import Any as AnyNews
 from worldmove.demo.news import Generated
 from worldmove.demo.screen import Screen
@@ -36,6 +37,11 @@ SESSION = "demo"
 NODES = ("A", "B")
 BLOCKS_BETWEEN = 2
 """Blocks that a node shows at least before the next move is asked for: 24 frames."""
+STATES = (
+    *("requested", "admitted", "prepared", "copying", "pausing"),
+    *("finishing", "verifying", "committed", "adopted", "released"),
+)
+"""A move that goes well, in order: for the progress bar."""
 START_S = 120.0
 STEP_S = 60.0
 DEFAULT_OUT = Path("demo-out")
@@ -127,8 +133,8 @@ async def _demo(options: Options, film: Film, screen: Screen) -> list[report.Mov
     async with AsyncExitStack() as stack:
         nodes = await stack.enter_async_context(running_nodes(NODES))
         clients = {node.name: await stack.enter_async_context(AsyncClient(node.url)) for node in nodes}
-        cast = await stack.enter_async_context(Cast(film))
-        tour = _Tour(options, cast, clients, screen)
+        tour = _Tour(options, film, clients, screen)
+        await stack.enter_async_context(tour.cast)
         await tour.begin(nodes)
         moves = [await tour.move(number) for number in range(1, options.moves + 1)]
         await tour.ready()
@@ -139,20 +145,22 @@ async def _demo(options: Options, film: Film, screen: Screen) -> list[report.Mov
 class _Tour:
     """The moves of one world, one after another, each while it generates."""
 
-    def __init__(self, options: Options, cast: Cast, clients: dict[str, AsyncClient], screen: Screen) -> None:
+    def __init__(self, options: Options, film: Film, clients: dict[str, AsyncClient], screen: Screen) -> None:
+        self.cast = Cast(film, self._saw)
         self._options = options
-        self._cast = cast
         self._clients = clients
         self._screen = screen
         self._since = FULL_AFTER  # the first move waits until the cache rolls
+        self._text = "starting a world and a standby"
+        self._done = 0.0
 
     async def begin(self, nodes: Sequence[RunningNode]) -> None:
         """Starts the actors; returns when the world is registered."""
         for node, role in zip(nodes, ("world", "standby"), strict=True):
             given = {"role": role, "url": node.url, "session": SESSION, "state-mb": self._options.state_mb}
             words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-            await self._cast.enter(node.name, "worldmove.demo.actors", *words)
-        await self._cast.until(lambda: self._cast.owner is not None, "the world's registration", START_S)
+            await self.cast.enter(node.name, "worldmove.demo.actors", *words)
+        await self.cast.until(lambda: self.cast.owner is not None, "the world's registration", START_S)
 
     async def ready(self) -> tuple[Actor, Actor]:
         """Waits until the world has been shown long enough since its last move and a standby waits.
@@ -162,44 +170,51 @@ class _Tour:
         """
 
         def holds() -> bool:
-            owner = self._cast.owner
+            owner = self.cast.owner
             return (
                 owner is not None
                 and owner.block >= self._since + BLOCKS_BETWEEN
-                and any(actor.waiting for actor in self._cast.actors.values())
+                and any(actor.waiting for actor in self.cast.actors.values())
             )
 
-        await self._cast.until(holds, f"block {self._since + BLOCKS_BETWEEN} beside a standby", STEP_S)
-        source = self._cast.owner
-        destination = next(actor for actor in self._cast.actors.values() if actor.waiting)
+        await self.cast.until(holds, f"block {self._since + BLOCKS_BETWEEN} beside a standby", STEP_S)
+        source = self.cast.owner
+        destination = next(actor for actor in self.cast.actors.values() if actor.waiting)
         assert source is not None  # noqa: S101 - `holds` said so, and nothing has run since
         return source, destination
 
     async def move(self, number: int) -> report.Move:
         """Has the world moved once; returns how that went."""
-        self._stage("generating", number)
+        self._show("generating", number - 1)
         source, destination = await self.ready()
         title = f"move {number}: {source.node} to {destination.node}"
-        self._stage(title, number)
+        self._show(title, number - 1)
         client = self._clients[source.node]
         request = MigrationRequest(session_id=SESSION, destination=destination.node, path=self._options.path)
         view = await client.migrate(request, f"{SESSION}-{number}")
         async for latest in client.migration_events(view.id):
             view = latest
-            self._stage(f"{title}, {view.state}", number)
+            rounds = f", round {view.round}" if view.state == "copying" else ""
+            part = STATES.index(view.state) / len(STATES) if view.state in STATES else 0.0
+            self._show(f"{title}, {view.state}{rounds}", number - 1 + part)
         if view.state not in ENDED_STATES:
             raise ConnectionLostError(f"the events of move {number} stopped before it ended")
         move = report.Move.of(view)
         if move.moved:
-            await self._cast.until(lambda: destination.playing, "the hand-over to the standby", STEP_S)
+            await self.cast.until(lambda: destination.playing, "the hand-over to the standby", STEP_S)
         self._since = (destination if move.moved else source).block
         pause = "" if move.pause_ms is None else f", pause {move.pause_ms:.1f} ms"
         why = f" ({view.reason})" if view.reason else ""
         self._screen.say(f"{title}: {move.state}{pause}{why}", trouble=not move.moved)
         return move
 
-    def _stage(self, text: str, number: int) -> None:
-        self._screen.stage(text, number - 1, self._options.moves)
+    def _show(self, text: str, done: float) -> None:
+        self._text, self._done = text, done
+        self._screen.stage(text, done, self._options.moves)
+
+    def _saw(self, actor: Actor) -> None:
+        frames = actor.block * BLOCK_FRAMES
+        self._screen.stage(f"{self._text}; frame {frames} on {actor.node}", self._done, self._options.moves)
 
 
 async def _compare(film: Film, options: Options, screen: Screen) -> None:

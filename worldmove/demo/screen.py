@@ -25,7 +25,7 @@ class Screen:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=console,
@@ -42,8 +42,8 @@ class Screen:
     ) -> None:
         self._progress.stop()
 
-    def stage(self, text: str, done: int, total: int) -> None:
-        """Begins, or goes on with, a stage of `total` steps."""
+    def stage(self, text: str, done: float, total: int) -> None:
+        """Begins, or goes on with, a stage of `total` steps, `done` of them and a part of the next."""
         self._progress.update(self._task, description=text, completed=done, total=total)
 
     def say(self, text: str, *, trouble: bool = False) -> None:
