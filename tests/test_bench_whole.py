@@ -1,0 +1,60 @@
+"""The benchmarks on real nodes, small: they end well, leave nothing, and answer in the documented form."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from worldmove.bench import boundary, path
+from worldmove.bench.nodes import running_nodes
+from worldmove.client import AsyncClient
+from worldmove.errors import NoMemoryError, ProcessLostError
+
+
+def test_path_measures_all_three_in_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert path.run(gb=0.02, repeats=1, json=True) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result.keys() >= {
+        "raw_tcp_gbps",
+        "lanes_gbps",
+        "verified_gbps",
+        "ratio_verified_raw",
+        "ratio_verified_lanes",
+        "prepare_ms",
+        "extra_bytes_peak",
+    }
+    assert 15e6 < result["state_bytes"] <= 20e6
+    assert {name: len(values) for name, values in result["runs"].items()} == {
+        "raw_tcp": 1,
+        "lanes": 1,
+        "verified": 1,
+    }
+    assert all(result[name] > 0 for name in ("raw_tcp_gbps", "lanes_gbps", "verified_gbps", "prepare_ms"))
+    assert result["ratio_verified_raw"] == pytest.approx(result["verified_gbps"] / result["raw_tcp_gbps"])
+
+
+def test_path_refuses_what_memory_cannot_hold() -> None:
+    with pytest.raises(NoMemoryError) as caught:
+        path.run(gb=100_000)
+    assert caught.value.details["required_bytes"] > caught.value.details["available_bytes"]
+
+
+def test_boundary_times_single_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    assert boundary.run(calls=200, json=True) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["calls"] == 200
+    assert 0 < result["idle_us_p50"] <= result["idle_us_p99"]
+
+
+async def test_nodes_of_a_benchmark_share_a_ledger() -> None:
+    async with running_nodes(("A", "B")) as nodes:
+        assert [node.name for node in nodes] == ["A", "B"]
+        async with AsyncClient(nodes[0].url) as client:
+            assert {peer.name for peer in await client.nodes()} == {"A", "B"}
+
+
+async def test_a_node_that_cannot_start_says_why() -> None:
+    with pytest.raises(ProcessLostError, match="lanes"):
+        async with running_nodes(("A",), ("--lanes", "1000")):
+            pass
