@@ -33,12 +33,14 @@ from ucxx.types import Tag, TagMask
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
 from worldmove.transport.base import MAX_TAG, check_length, check_tag, quiet
 
+RENDEZVOUS = 8 * 1024
+"""From this length on bytes move only when the receiver has named a buffer."""
 OPTIONS = {
     "TLS": "tcp",
     "TCP_TX_SEG_SIZE": "256k",  # the default of 8k halves to quarters the rate
     "TCP_RX_SEG_SIZE": "256k",
     "TCP_CM_REUSEADDR": "y",
-    "RNDV_THRESH": "8k",  # above it bytes move only when the receiver has named a buffer
+    "RNDV_THRESH": str(RENDEZVOUS),
 }
 GREETING = struct.Struct("<IHHQ")
 MAGIC = 0x554D5657
@@ -109,10 +111,15 @@ class UcxIncoming:
     def into(self, buffer: memoryview) -> asyncio.Future[None]:
         """See `Incoming.into`."""
         check_length(buffer, self.nbytes)
-        probe, self._probe = self._probe, None
+        probe = self.claim()
         if probe is None:
             raise FramingError("a message can be received once")
         return self._connection.take(buffer, probe)
+
+    def claim(self) -> Any:
+        """UCX's handle of the message, once."""
+        probe, self._probe = self._probe, None
+        return probe
 
 
 class UcxConnection:
@@ -185,6 +192,7 @@ class UcxConnection:
         """See `Connection.abort`."""
         self.fail(ConnectionLostError("the connection was ended on this side"))
         self._finished = True
+        self._discard()
         self._transport.drop(self)
 
     def take(self, buffer: memoryview, probe: Any) -> asyncio.Future[None]:
@@ -194,7 +202,7 @@ class UcxConnection:
     def poll(self) -> bool:
         """Announces what has arrived; true if anything has."""
         found = False
-        while not self._closed:
+        while True:
             probe = self._transport.worker.tag_probe(Tag(self._inward << 16), _PREFIX, True)
             if not probe.matched:
                 break
@@ -239,6 +247,16 @@ class UcxConnection:
             self._send(_FIN_ACK, memoryview(b""))
         elif not self._confirmed.done():
             self._confirmed.set_result(None)
+
+    def _discard(self) -> None:
+        """Takes small messages that nobody will read: UCX holds their bytes until someone does."""
+        while self._inbox:
+            incoming = self._inbox.popleft()
+            probe = incoming.claim()
+            if probe is not None and incoming.nbytes < RENDEZVOUS:
+                scratch = bytearray(incoming.nbytes)
+                request = self._transport.worker.tag_recv_with_handle(Array(scratch), probe)
+                self._transport.track(_Pending(request, scratch, None))
 
     def _announce(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -384,7 +402,9 @@ class UcxTransport:
         if connection in self._connections:
             self._connections.remove(connection)
             endpoint = connection.endpoint()
-            self.track(_Pending(endpoint.close(), endpoint, None))
+            # UCXX closes a failed endpoint itself, and then answers `close` with a null request.
+            if endpoint.alive:
+                self.track(_Pending(endpoint.close(), endpoint, None))
 
     def ended(self, connection: UcxConnection) -> None:
         """Called by UCX from inside progress, where nothing may be done: notes it."""
