@@ -92,6 +92,7 @@ class MemoryBudget:
         self._probe = probe
         self._held = 0
         self._promised = 0
+        self._undoing: set[asyncio.Task[None]] = set()
 
     @property
     def held(self) -> int:
@@ -151,7 +152,9 @@ class MemoryBudget:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            making.add_done_callback(lambda done: self._undo(done, needed))
+            undoing = asyncio.create_task(self._undo(making, needed))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
             raise
         except BaseException:
             self.release(needed)
@@ -160,10 +163,14 @@ class MemoryBudget:
     def _kept_promise(self, nbytes: int) -> None:
         self._promised -= nbytes
 
-    def _undo(self, making: asyncio.Future[list[int]], nbytes: int) -> None:
-        self.release(nbytes)
-        if not making.cancelled() and making.exception() is None:
-            close_all(making.result())
+    async def _undo(self, making: asyncio.Future[list[int]], nbytes: int) -> None:
+        try:
+            await free_arenas(await making)
+        except NoMemoryError:
+            # Nothing was made, and the one who is told so is gone.
+            return
+        finally:
+            self.release(nbytes)
 
 
 def _create_all(sizes: Sequence[int], name: str) -> list[int]:

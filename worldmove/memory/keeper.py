@@ -26,7 +26,7 @@ from worldmove.errors import ConnectionLostError, FramingError
 from worldmove.ipc import Channel, close_all
 from worldmove.memory.keeping import LISTENING, OTHER_KEEPER, Answer, Drop, Get, List, Put, Request
 
-GRACE_S = 2.0
+GRACE_S = 1.0
 """How long an empty keeper waits for the next connection."""
 
 _IN_DELETE_SELF = 0x400
