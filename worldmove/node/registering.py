@@ -13,6 +13,7 @@ from worldmove.driver import Services
 from worldmove.errors import ConflictError, DeadlineError, NotFoundError, NotOwnerError, ValidationError
 from worldmove.hosting.host import Host
 from worldmove.hosting.ranks import Pause
+from worldmove.hosting.rest import rest_boundary
 from worldmove.ledger import records
 from worldmove.ledger.records import NodeInfo, SessionRecord
 from worldmove.manifest import MAX_NAME, validate
@@ -20,6 +21,7 @@ from worldmove.page.messages import Ended
 from worldmove.reading import Reader
 from worldmove.sessions import Session, SessionBook
 from worldmove.views import (
+    BoundaryView,
     DigestView,
     RegionDigest,
     Registration,
@@ -29,6 +31,10 @@ from worldmove.views import (
     SessionView,
     Ticket,
 )
+
+REST_LEASE_S = 10.0
+REST_LEASE_BLOCKS = 20
+"""A worker on REST that has been silent for so many of its blocks counts as gone."""
 
 
 class Registrar:
@@ -94,6 +100,30 @@ class Registrar:
         _slot, tickets = self._host.attach(session_id, fingerprint)
         session = await self._held(session_id)
         return self._registration(session_id, session.record.epoch, tickets)
+
+    async def boundary(
+        self, session_id: str, rank: int, block: int, host_state: bytes, wait_ms: float
+    ) -> BoundaryView:
+        """A boundary of a worker that cannot map the control page; answers within `wait_ms`.
+
+        A session that has moved on answers `moved` as long as the ledger knows it.
+
+        Raises:
+            NotFoundError: no such session or rank.
+            ConflictError, ManifestError: see `rest_boundary`.
+        """
+        session = self._book.get(session_id)
+        if session is None:
+            record = await self._services.ledger.get(session_id)
+            if record is None:
+                raise NotFoundError(f"session {session_id!r} is not known")
+            if record.phase == "ended":
+                return BoundaryView(action="ended")
+            return BoundaryView(action="moved", destination=record.owner, endpoint=record.endpoint)
+        lease_s = max(REST_LEASE_S, REST_LEASE_BLOCKS * session.slot.manifest.block_ms / 1000)
+        return await rest_boundary(
+            session.slot.ranks, rank, block, host_state, wait_s=wait_ms / 1000, lease_s=lease_s
+        )
 
     def _registration(self, key: str, epoch: int, tickets: tuple[Ticket, ...]) -> Registration:
         socket = str(self._services.settings.socket_path)

@@ -30,6 +30,7 @@ from worldmove.memory.keeping import Keeper
 from worldmove.node.admitting import Admission
 from worldmove.node.metrics import Metrics
 from worldmove.node.moving import Moves
+from worldmove.node.recovery import Recovery, recover
 from worldmove.node.registering import Registrar
 from worldmove.sessions import SessionBook
 from worldmove.tasks import Tasks
@@ -116,12 +117,16 @@ class Node:
             on_change=self._on_slot_change,
         )
         self._book = SessionBook(self.name, self.url, self._host)
-        self._compose(self._ledger, self._host)
+        services = self._compose(self._ledger, self._host)
+        found = await recover(services, self._host, self._book, self._settle_slot)
         self._host.start()
         self._tasks.spawn(self._renew(self._ledger), name="lease")
-        self.log.info("node started", incarnation=self.incarnation, url=self.url)
+        self.log.info("node started", incarnation=self.incarnation, url=self.url, recovered=found)
 
-    def _compose(self, ledger: Ledger, host: Host) -> None:
+    def _settle_slot(self, slot_id: str, recovery: Recovery, slot: Slot) -> None:
+        self._tasks.spawn(recovery.settle(slot), name=f"recover {slot_id}")
+
+    def _compose(self, ledger: Ledger, host: Host) -> Services:
         rate = self.settings.gate_rate
         burst = max(int(rate * GATE_BURST_S), MIN_BURST) if rate else MIN_BURST
         services = Services(
@@ -140,6 +145,7 @@ class Node:
         self._registrar = Registrar(services, host, self._book)
         admission = Admission(self.settings, self._boot_id, host, self._book)
         self._moves = Moves(services, self._book, admission, self._metrics, self._peer_token)
+        return services
 
     def _peer_token(self) -> str | None:
         return self._tokens.current().first("peer") if self._tokens else None
