@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hosting_worker import host_state, pattern
 
+from worldmove.errors import ConnectionLostError
 from worldmove.hosting.host import Host
 from worldmove.hosting.pausing import Change, Pause
 from worldmove.hosting.slots import Slot
-from worldmove.ipc import map_shared
+from worldmove.ipc import Channel, close_all, map_shared
 from worldmove.manifest import Manifest, Region
 from worldmove.memory.arena import MemoryBudget
+from worldmove.page.messages import Message, NodeMessage
 from worldmove.sdk.world import Ticket, write_ticket
 from worldmove.views import SessionSpec
 from worldmove.views import Ticket as TicketView
@@ -186,6 +189,39 @@ def assert_pause(slot: Slot, pause: Pause) -> None:
         assert pause.host_states == tuple(host_state(r, pause.block) for r in range(len(pause.host_states)))
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Waits for what the kernel or a thread does in its own time, and reports to nobody."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.005)
+
+
 def descriptors() -> int:
     """Open descriptors of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class Caller:
+    """A bare connection to the door."""
+
+    def __init__(self, kit: HostKit) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.connect(str(kit.host.socket_path))
+        self.channel: Channel[NodeMessage] = Channel(self.sock, NodeMessage)
+
+    async def say(self, message: Message) -> NodeMessage:
+        await self.channel.send(message)
+        return await self.hear()
+
+    async def hear(self) -> NodeMessage:
+        async with asyncio.timeout(10):
+            message, fds = await self.channel.receive()
+        close_all(fds)
+        return message
+
+    async def gone(self) -> None:
+        """Returns when the node has closed the connection, whatever it said before."""
+        with contextlib.suppress(ConnectionLostError):
+            while await self.hear():
+                pass
+        self.channel.close()

@@ -162,6 +162,8 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answer = stack.do(json.loads(line))
+        except SessionMoved as moved:
+            answer = {"moved": moved.destination, "endpoint": moved.endpoint}
         except WorldMoveError as error:
             answer = {"error": error.code, "message": error.message, "details": repr(error.details)}
         sys.stdout.write(json.dumps(answer) + "\n")
