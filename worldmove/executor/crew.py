@@ -199,6 +199,8 @@ def _end_unless_done(executor: ExecutorProcess, answer: asyncio.Future[Done]) ->
 
 async def _end_all(spawning: list[asyncio.Task[ExecutorProcess]]) -> None:
     for task in spawning:
-        task.cancel()
+        # A second cancellation would tear it from the clean-up after the first.
+        if not task.cancelling():
+            task.cancel()
     outcomes = await asyncio.gather(*spawning, return_exceptions=True)
     await asyncio.gather(*(outcome.close() for outcome in outcomes if isinstance(outcome, ExecutorProcess)))
