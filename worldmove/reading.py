@@ -111,9 +111,12 @@ class Reader:
         return value.hex()
 
     async def fill(self, byte: int) -> None:
-        """Overwrites all extents."""
-        for key in self._keys:
-            await self._pool.fill(key, byte)
+        """Overwrites the regions; what lies beside them in the same extents is somebody else's."""
+        ranges: list[list[tuple[int, int]]] = [[] for _ in self.memory.extents]
+        for place, region in zip(self.memory.places, self.memory.manifest.regions, strict=True):
+            ranges[place.extent].append((place.offset, region.nbytes))
+        for key, some in zip(self._keys, ranges, strict=False):
+            await self._pool.fill(key, byte, some)
 
     async def close(self) -> None:
         """Waits until no executor touches this memory, then unmaps it there."""

@@ -103,10 +103,11 @@ class Bench:
 
     def _fill(self, request: Fill) -> None:
         pattern = memoryview(bytes([request.byte]) * FILL_BYTES)
-        with self._view(request.key, request.offset, request.length) as view:
-            for start in range(0, request.length, FILL_BYTES):
-                part = view[start : start + FILL_BYTES]
-                part[:] = pattern[: len(part)]
+        for offset, length in request.ranges:
+            with self._view(request.key, offset, length) as view:
+                for start in range(0, length, FILL_BYTES):
+                    part = view[start : start + FILL_BYTES]
+                    part[:] = pattern[: len(part)]
 
     def _view(self, key: int, offset: int, length: int) -> memoryview:
         mapped = self._maps.get(key)

@@ -77,13 +77,12 @@ class Copy(msgspec.Struct, tag="copy", frozen=True):
 
 
 class Fill(msgspec.Struct, tag="fill", frozen=True):
-    """Set `length` bytes from `offset` on to `byte`."""
+    """Set the bytes of each (offset, length) in `ranges` to `byte`."""
 
     call: int
     key: int
-    offset: int
-    length: int
     byte: int
+    ranges: tuple[tuple[int, int], ...]
 
 
 class Hash(msgspec.Struct, tag="hash", frozen=True):

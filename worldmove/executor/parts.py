@@ -92,6 +92,24 @@ def split_copy(pieces: Iterable[CopyPiece], part_bytes: int) -> Iterator[list[Co
         yield part
 
 
+def split_fill(ranges: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[list[tuple[int, int]]]:
+    """Cuts (offset, length) ranges into parts of at most `part_bytes` bytes."""
+    part: list[tuple[int, int]] = []
+    room = part_bytes
+    for offset, length in ranges:
+        start, end = offset, offset + length
+        while start < end:
+            take = min(end - start, room)
+            part.append((start, take))
+            start += take
+            room -= take
+            if room <= 0 or len(part) == MAX_PART_PIECES:
+                yield part
+                part, room = [], part_bytes
+    if part:
+        yield part
+
+
 def split_ranges(ranges: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[list[tuple[int, int]]]:
     """Groups ranges of a leaf table; one range is never cut, since it has one digest."""
     part: list[tuple[int, int]] = []

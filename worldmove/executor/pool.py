@@ -14,7 +14,7 @@ from worldmove.errors import ProcessLostError, TransportError, ValidationError
 from worldmove.executor.crew import Crew, EventSink, Memory
 from worldmove.executor.jobs import Board, Job, Part
 from worldmove.executor.messages import Copy, CopyPiece, Digest, Done, Fill, Hash, Piece
-from worldmove.executor.parts import part_size, split_copy, split_digest, split_ranges
+from worldmove.executor.parts import part_size, split_copy, split_digest, split_fill, split_ranges
 from worldmove.executor.process import STALL_S
 from worldmove.manifest import DIGEST_BYTES
 
@@ -196,23 +196,28 @@ class ExecutorPool:
         ]
         await self._run(parts, urgent=urgent)
 
-    async def fill(self, key: int, byte: int) -> None:
-        """Sets every byte of memory `key` to `byte`: wipes it.
+    async def fill(self, key: int, byte: int, ranges: Sequence[tuple[int, int]] | None = None) -> None:
+        """Sets bytes of memory `key` to `byte`: wipes it.
+
+        Args:
+            key: the memory.
+            byte: 0 to 255.
+            ranges: (offset, length) of what is set; all of it if left out.
 
         Raises:
-            ValidationError: it isn't attached, or read-only, or `byte` isn't one.
+            ValidationError: it isn't attached, or read-only, or a range lies outside, or `byte` isn't one.
             ProcessLostError: an executor died meanwhile; the contents are undefined.
         """
-        nbytes = self._get(key).nbytes
-        self._check(key, 0, nbytes, writable=True)
+        wanted = [(0, self._get(key).nbytes)] if ranges is None else ranges
+        for offset, length in wanted:
+            self._check(key, offset, length, writable=True)
         if not 0 <= byte <= 255:
             raise ValidationError(f"byte is {byte}; 0 to 255 are allowed", field="byte")
-        size = part_size(nbytes, self._count)
+        size = part_size(sum(length for _, length in wanted), self._count)
         parts = []
-        for start in range(0, nbytes, size):
-            length = min(size, nbytes - start)
-            request = partial(Fill, key=key, offset=start, length=length, byte=byte)
-            parts.append(Part(request, frozenset({key}), length))
+        for some in split_fill(wanted, size):
+            request = partial(Fill, key=key, byte=byte, ranges=tuple(some))
+            parts.append(Part(request, frozenset({key}), sum(length for _, length in some)))
         await self._run(parts)
 
     async def region_digests(
