@@ -268,7 +268,9 @@ class Lane:
                 self._heard = self._loop.time()
                 self._take(report)
         except TransportError:
-            self._fail(ProcessLostError(f"lane {self.pid} ended"))
+            # `_reap` tells how it ended.
+            if self._process.returncode is None:
+                self._process.kill()
 
     def _take(self, report: Report) -> None:
         match report:

@@ -24,6 +24,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+# UCX reads these when its library is loaded, so they can't stand in `OPTIONS`. Loading it patches eight
+# functions and busily waits 50 ms after each for other threads to leave them: 0.4 s of CPU at every
+# start, where no other thread runs yet. (Switching UCX_MEM_EVENTS off saves the same and makes UCX 1.21
+# crash when a peer dies in mid-transfer: its rendezvous then has no registration cache to invalidate.)
+os.environ.setdefault("UCX_MEM_BISTRO_GRACE_DURATION", "100us")
+os.environ.setdefault("UCX_VFS_ENABLE", "n")
 os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
 
 from ucxx._lib import libucxx
