@@ -94,7 +94,7 @@ SHRINKING = (
 def facts(role: Role, state: State, **changes: Any) -> Facts:
     """What a machine remembers of an ordinary live move when it is in `state`, with some of it changed."""
     known: dict[str, Any] = {"asked": True, "epoch": EPOCH, "path": "staged", "lanes": 1, "shown": state}
-    if state in (State.ADMITTED,) or state is not State.REQUESTED:
+    if state is not State.REQUESTED:
         known |= {"recorded": True, "offered": True}
     if state in (State.COPYING, State.PAUSING):
         known |= {"round": 2, "rounds": SHRINKING[:1], "round_open": state is State.COPYING}

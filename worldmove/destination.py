@@ -269,8 +269,10 @@ class DestinationMove(Driver):
         self.post(p.RecordSettled(outcome=self.outcome(standing)))
 
     async def _adopt_record(self, _action: p.AdoptRecord) -> None:
+        """Also where the swap was written and its reply lost: then the world lives here, worker or not."""
         berth = self._bound()
-        if not berth.attended and not self.hello.allow_unattended:
+        written = self._begun().phase == "adopted"
+        if not written and not berth.attended and not self.hello.allow_unattended:
             raise NoWorkerError("the standby's worker died before it could adopt")
         await self._adopt()
 

@@ -265,7 +265,7 @@ class CommitRecord(Action, frozen=True, kw_only=True):
 
 
 class AdoptRecord(Action, frozen=True, kw_only=True):
-    """Destination: swap the record to `adopted`, then hand the world to the standby."""
+    """Destination: swap the record to `adopted`, unless it says so, then hand the world to the standby."""
 
     block: int
 

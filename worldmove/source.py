@@ -124,7 +124,7 @@ class SourceMove(Driver):
     async def _begin_record(self, _action: p.BeginRecord) -> None:
         claim = self.services.claim
         async with self._ledger_turn:
-            old = self.session.record
+            old = await self._closed_record()
             move = MoveRef(
                 move_id=self.move_id,
                 source=claim.name,
@@ -136,6 +136,15 @@ class SourceMove(Driver):
             await self.services.ledger.swap(old, new)
             self.session.record = new
         self.post(p.RecordBegun())
+
+    async def _closed_record(self) -> SessionRecord:
+        """The session's record, out of the move that brought it here: its last swap may have been lost."""
+        record = self.session.record
+        if record.phase == "adopted":
+            closed = records.release(record, self.services.claim)
+            await self.services.ledger.swap(record, closed)
+            self.session.record = record = closed
+        return record
 
     async def _offer_path(self, action: p.OfferPath) -> None:
         await self._reader.open()

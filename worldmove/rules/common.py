@@ -90,17 +90,17 @@ def stay(state: State) -> Rule:
 
 
 def late(state: State) -> Rule:
-    """The answer to a reason to give up that comes when the record decides already."""
+    """The answer to a reason to give up, or a last word, that comes when the record decides already."""
 
-    def rule(facts: Facts, event: p.Failed | p.PeerLost | m.Abort) -> Step:
+    def rule(facts: Facts, event: p.Failed | p.PeerLost | m.Abort | m.Released) -> Step:
         return Step(state, note_loss(facts, event))
 
     return rule
 
 
-def note_loss(facts: Facts, event: p.Failed | p.PeerLost | m.Abort) -> Facts:
-    """Whoever is lost is not waited for later."""
-    return replace(facts, peer_lost=True) if isinstance(event, p.PeerLost) else facts
+def note_loss(facts: Facts, event: p.Failed | p.PeerLost | m.Abort | m.Released) -> Facts:
+    """Whoever is gone is not waited for later."""
+    return replace(facts, peer_lost=True) if isinstance(event, p.PeerLost | m.Released) else facts
 
 
 def note_reason(facts: Facts, event: p.Failed | p.PeerLost | m.Abort) -> Facts:
