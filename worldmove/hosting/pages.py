@@ -1,0 +1,137 @@
+"""The control page of a slot, and those of former incarnations of the node that workers may still hold."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from worldmove.errors import ProtocolError
+from worldmove.ipc import close_all
+from worldmove.page.control import MAX_BLOCK, ControlPage, RankState
+
+
+class Pages:
+    """Owns the descriptors and mappings of a slot's pages.
+
+    A worker writes into the page that it was given last. One that has not come back since the node started
+    again still publishes in a former page, and locks its rank there; its area is copied on when asked for.
+
+    Args:
+        fd: of the page in force.
+        former: of earlier ones, the newest first.
+    """
+
+    def __init__(self, fd: int, former: Sequence[int] = ()) -> None:
+        self._fds = [fd, *former]
+        self._pages: list[ControlPage] = []
+        try:
+            self._pages += [ControlPage(each) for each in self._fds]
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def fd(self) -> int:
+        """Of the page in force."""
+        return self._fds[0]
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Of all pages, the one in force first."""
+        return tuple(self._fds)
+
+    @property
+    def page(self) -> ControlPage:
+        """The page in force."""
+        return self._pages[0]
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is mapped any more."""
+        return not self._pages
+
+    def occupied(self, rank: int) -> bool:
+        """Whether a living process has the rank's memory in its hands, connected or not."""
+        return any(page.occupied(rank) for page in self._pages)
+
+    def left_well(self, rank: int) -> bool:
+        """Whether a rank without a worker was left in the state of its last boundary, with its host state."""
+        block = self.page.block(rank)
+        remembered = block == 0 or self.page.has_host_state(rank, block)
+        return remembered and self.page.consistent(rank)
+
+    def quiet(self, rank: int, *, foreign: bool) -> bool:
+        """Whether, beside that, nobody writes any more.
+
+        Args:
+            rank: one without a worker.
+            foreign: the serving stack holds its memory by itself, so it may write before it ever came.
+        """
+        page = self.page
+        untouched = page.state(rank) is RankState.VACANT and not page.marks(rank)
+        return self.left_well(rank) and not self.occupied(rank) and not (untouched and foreign)
+
+    def host_state(self, rank: int, block: int) -> bytes:
+        """Of a rank that stands at `block`; empty for a world that has not generated a block yet.
+
+        Raises:
+            ConflictError: the page holds none for this block.
+        """
+        if block == 0 and not self.page.has_host_state(rank, 0):
+            return b""
+        return self.page.host_state(rank, block)
+
+    def load(self, block: int, host_states: Sequence[bytes]) -> None:
+        """Writes what a session brings along, for ranks that wait.
+
+        Raises:
+            ProtocolError: the number of host states is not that of the ranks, or the block is out of range.
+            ManifestError: a host state is longer than the page's slots.
+        """
+        if len(host_states) != self.page.ranks or not 0 <= block <= MAX_BLOCK:
+            raise ProtocolError(f"{len(host_states)} host states at block {block} for {self.page.ranks} ranks")
+        for rank, state in enumerate(host_states):
+            self.page.put_host_state(rank, block, state)
+            self.page.publish(rank, block)
+            self.page.set_state(rank, RankState.STOPPED)
+
+    def look_back(self, rank: int) -> None:
+        """Brings what a rank wrote last, in whichever page, into the page in force.
+
+        Progress never falls, so the page that is furthest is the one that the worker holds, or held.
+        """
+        furthest = max(self._pages, key=lambda page: page.progress(rank))
+        if furthest is not self.page and furthest.progress(rank) > self.page.progress(rank):
+            self.page.copy_rank(furthest, rank)
+        elif holder := next((page for page in self._pages[1:] if page.occupied(rank)), None):
+            self.page.copy_rank(holder, rank)
+
+    def last_stop(self, began: float) -> float:
+        """`time.monotonic()` when the last rank stopped, by its own reading of the same clock.
+
+        Args:
+            began: when the pause was asked for; a reading that can't be true counts as now.
+        """
+        now = time.monotonic()
+        last = max(self.page.stopped_ns(rank) for rank in range(self.page.ranks)) / 1e9
+        return last if began <= last <= now else now
+
+    def forget_former(self) -> None:
+        """Lets go of former pages: every worker has the one in force."""
+        for page in self._pages[1:]:
+            page.close()
+        close_all(self._fds[1:])
+        del self._pages[1:], self._fds[1:]
+
+    def dup(self) -> int:
+        """A copy of the descriptor of the page in force, which the caller owns."""
+        return os.dup(self.fd)
+
+    def close(self) -> None:
+        """Unmaps and closes everything; once more is nothing."""
+        for page in self._pages:
+            page.close()
+        close_all(self._fds)
+        self._pages.clear()
+        self._fds.clear()
