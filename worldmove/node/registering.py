@@ -164,17 +164,18 @@ class Registrar:
 
     async def page(self, after: str | None, limit: int) -> SessionPage:
         """Sessions of all nodes by id; those of this node with all that it knows."""
-        found = await self._services.ledger.sessions(after, limit + 1)
+        found = await self._services.ledger.sessions(after, limit)
+        full = len(found) == limit
+        more = full and bool(await self._services.ledger.sessions(found[-1].session_id, 1))
         nodes = {node.name: node for node in await self._services.ledger.nodes()}
         views = []
-        for record in found[:limit]:
+        for record in found:
             mine = self._book.get(record.session_id)
             if mine is not None:
                 views.append(mine.view(self._services.claim.name, self._services.url))
             else:
                 views.append(self._from_record(record, nodes))
-        more = len(found) > limit
-        return SessionPage(sessions=tuple(views), next=views[-1].id if more and views else None)
+        return SessionPage(sessions=tuple(views), next=views[-1].id if more else None)
 
     def _from_record(self, record: SessionRecord, nodes: Mapping[str, NodeInfo]) -> SessionView:
         owner = nodes.get(record.owner)
