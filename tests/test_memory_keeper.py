@@ -211,6 +211,11 @@ async def test_it_cannot_be_started_where_no_directory_is(
     assert "FileNotFoundError" in capfd.readouterr().err
 
 
+async def test_a_path_too_long_for_a_socket_is_an_error_and_no_wait(run_dir: Path) -> None:
+    with pytest.raises(ProcessLostError):
+        await Keeper.start(run_dir / ("k" * 120))
+
+
 async def test_cancelled_calls_leak_no_descriptor(keeper: Keeper) -> None:
     fd = arena(b"x")
     await keeper.put("k", b"m" * 200_000, [fd] * 100)
