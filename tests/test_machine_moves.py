@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, example, given, note, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from machine_kit import REJECTED
-from move_kit import LEAVES, Move
+from move_kit import Move
+from move_side import LEAVES
 
 from worldmove.ledger import records
 from worldmove.protocol import State
 
 STEPS = 90
+ORDINARY = 8
 QUIET = {"max_examples": 400, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 Decision = tuple[int, int]
@@ -21,7 +23,7 @@ def check_end(move: Move) -> None:
     """Once everything has happened that can: the move is over, and the world is in exactly one place."""
     for side in move.sides:
         if side.alive:
-            assert side.machine.ended, f"the {side.role} waits in {side.machine.state}: {side.machine.history}"
+            assert side.machine.ended, f"{side.role} waits: {side.machine.history}"
             assert side.finished
             assert not side.jobs
     source, destination = move.sides
@@ -68,25 +70,30 @@ def disturb(move: Move, kind: int, how: int) -> None:
             move.crash(side)
 
 
-def play(move: Move, decisions: list[Decision]) -> None:
-    """Takes one of the open choices after the other, as the decisions say, and lets things go wrong."""
+def decide(move: Move, kind: int, how: int) -> None:
+    """One decision: something goes wrong, or one of the open choices happens, well or badly."""
+    if kind < ORDINARY:
+        disturb(move, kind, how)
+        move.check()
+        return
+    choices = move.choices()
+    if not choices:
+        return
+    side, job = choices[how % len(choices)]
+    answer: object = None
+    if job is not None and job.waits == "ledger":
+        answer = {9: "before", 10: "after"}.get(kind, "none")
+    elif job is not None and job.waits == "time":
+        answer = kind == 9
+    note(f"{side.role} {side.machine.state}: {job.name if job else 'message'} {answer or ''}")
+    move.take(side, job, answer)
+
+
+def after_steps(move: Move, count: int) -> None:
+    """A good move, until so many steps have been done."""
     move.start()
-    for kind, how in decisions:
-        if kind < 8:
-            disturb(move, kind, how)
-            move.check()
-            continue
-        choices = move.choices()
-        if not choices:
-            break
-        side, job = choices[how % len(choices)]
-        answer: object = None
-        if job is not None and job.waits == "ledger":
-            answer = {9: "before", 10: "after"}.get(kind, "none")
-        elif job is not None and job.waits == "time":
-            answer = kind == 9
-        note(f"{side.role} {side.machine.state}: {job.name if job else 'message'} {answer or ''}")
-        move.take(side, job, answer)
+    steps = iter(range(count))
+    move.run(until=lambda: next(steps, None) is None)
 
 
 def decisions(kinds: st.SearchStrategy[int]) -> st.SearchStrategy[list[Decision]]:
@@ -101,39 +108,22 @@ RARE = st.integers(0, 60).map(lambda kind: kind if kind <= 10 else 11)
 @settings(**QUIET)
 def test_whatever_fails_the_world_is_in_one_place(live: bool, plan: list[Decision]) -> None:
     move = Move(live=live)
-    play(move, plan)
+    move.start()
+    for decision in plan:
+        decide(move, *decision)
     move.run()
     check_end(move)
 
 
 @given(live=st.booleans(), lead=st.integers(0, 120), plan=decisions(st.integers(0, 11)))
 @settings(**QUIET)
-@example(live=False, lead=60, plan=[])
 def test_a_storm_at_any_moment_of_a_good_move(live: bool, lead: int, plan: list[Decision]) -> None:
     move = Move(live=live)
-    play(move, [(11, 0)] * 0)
-    steps = iter(range(lead))
-    move.run(until=lambda: next(steps, None) is None)
+    after_steps(move, lead)
     for decision in plan:
-        replay(move, decision)
+        decide(move, *decision)
     move.run()
     check_end(move)
-
-
-def replay(move: Move, decision: Decision) -> None:
-    """One decision of a plan, in a move that has started."""
-    kind, how = decision
-    if kind < 8:
-        disturb(move, kind, how)
-        move.check()
-    elif choices := move.choices():
-        side, job = choices[how % len(choices)]
-        answer: object = None
-        if job is not None and job.waits == "ledger":
-            answer = {9: "before", 10: "after"}.get(kind, "none")
-        elif job is not None and job.waits == "time":
-            answer = kind == 9
-        move.take(side, job, answer)
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -159,26 +149,22 @@ def test_a_refused_move_changes_nothing() -> None:
     assert move.record == before
 
 
-@pytest.mark.parametrize("after", range(0, 130, 1))
+@pytest.mark.parametrize("after", range(130))
 @pytest.mark.parametrize("kept", [(0, 0), (0, 9), (9, 0), (9, 9)])
 def test_the_connection_breaks_after_any_step(after: int, kept: tuple[int, int]) -> None:
     move = Move()
-    move.start()
-    steps = iter(range(after))
-    move.run(until=lambda: next(steps, None) is None)
+    after_steps(move, after)
     if not (move.source.closed or move.destination.closed):
         move.cut(kept)
     move.run()
     check_end(move)
 
 
-@pytest.mark.parametrize("after", range(0, 130, 1))
+@pytest.mark.parametrize("after", range(130))
 @pytest.mark.parametrize("role", [0, 1])
 def test_a_node_dies_after_any_step(after: int, role: int) -> None:
     move = Move()
-    move.start()
-    steps = iter(range(after))
-    move.run(until=lambda: next(steps, None) is None)
+    after_steps(move, after)
     move.crash(move.sides[role])
     move.run()
     check_end(move)
