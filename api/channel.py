@@ -8,9 +8,8 @@ import contextlib
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from worldmove.errors import ConnectionLostError, FramingError
+from worldmove.messages import MAX_MESSAGE
 
-MAX_MESSAGE = 8 * 1024 * 1024
-"""Longest message in bytes; the server enforces it on what arrives, before it is assembled."""
 MAX_REASON = 120
 """RFC 6455 leaves 123 bytes for the reason of a close."""
 

@@ -19,10 +19,10 @@ import uvloop
 
 from api import logs
 from api.app import create_app
-from api.channel import MAX_MESSAGE
 from api.facade import NodeFacade
 from worldmove.config import Settings, make_run_dir
 from worldmove.errors import ConfigError, WorldMoveError
+from worldmove.messages import MAX_MESSAGE
 
 BACKLOG = 1024
 DRAIN_SECONDS = 5

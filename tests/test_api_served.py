@@ -16,13 +16,13 @@ from pathlib import Path
 import httpx
 import pytest
 import websockets
-from faces_kit import SPEC, served
+from faces_kit import served
 from websockets.asyncio.client import connect
 
-from api.channel import MAX_MESSAGE
 from worldmove import errors
 from worldmove.client import AsyncClient, Client
 from worldmove.manifest import Manifest, Region
+from worldmove.messages import MAX_MESSAGE
 from worldmove.views import MigrationRequest, SessionSpec
 
 OPERATOR, WORKER, PEER = ("operator-" + "o" * 20, "worker-" + "w" * 20, "peer-" + "p" * 20)
@@ -303,7 +303,3 @@ def test_a_taken_address_is_a_config_error(run_dir: Path, url: str) -> None:
         assert process.returncode == 1
         assert "ConfigError" in said
         assert address in said
-
-
-def test_specs_travel_whole() -> None:
-    assert SPEC["model"] == spec(None).manifest.model

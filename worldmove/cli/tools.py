@@ -80,6 +80,12 @@ def bench_digest(
 
 
 @bench_app.command("boundary")
-def bench_boundary(*, json: Json = False) -> None:
+def bench_boundary(
+    *,
+    calls: Annotated[
+        int | None, typer.Option(min=100, max=10**7, show_default=False, help="Boundaries timed.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """What a boundary costs a worker while no move wants the state."""
-    _run("worldmove.bench.boundary", json=json)
+    _run("worldmove.bench.boundary", json=json, calls=calls)
