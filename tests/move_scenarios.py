@@ -64,7 +64,7 @@ def live_two_rounds() -> Move:
     move = started()
     until(move, "destination", p.RoundComplete)
     move.source.generate(1)
-    until(move, "source", m.Landed)
+    until(move, "source", p.TableDone)
     move.source.generate(2)
     move.run()
     return move

@@ -14,7 +14,7 @@ from worldmove.protocol import State
 
 STEPS = 90
 ORDINARY = 8
-QUIET = {"max_examples": 400, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+MANY = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 Decision = tuple[int, int]
 
@@ -105,7 +105,7 @@ RARE = st.integers(0, 60).map(lambda kind: kind if kind <= 10 else 11)
 
 
 @given(live=st.booleans(), plan=decisions(RARE))
-@settings(**QUIET)
+@MANY
 def test_whatever_fails_the_world_is_in_one_place(live: bool, plan: list[Decision]) -> None:
     move = Move(live=live)
     move.start()
@@ -116,7 +116,7 @@ def test_whatever_fails_the_world_is_in_one_place(live: bool, plan: list[Decisio
 
 
 @given(live=st.booleans(), lead=st.integers(0, 120), plan=decisions(st.integers(0, 11)))
-@settings(**QUIET)
+@MANY
 def test_a_storm_at_any_moment_of_a_good_move(live: bool, lead: int, plan: list[Decision]) -> None:
     move = Move(live=live)
     after_steps(move, lead)

@@ -186,7 +186,8 @@ class Lie(NamedTuple):
     message: str
 
 
-S, D = "source", "destination"
+S: Role = "source"
+D: Role = "destination"
 LIES = [
     Lie(S, State.REQUESTED, "Start", {"asked": True}, {}, "started twice"),
     Lie(S, State.REQUESTED, "Admitted", {"asked": False}, {}, "nobody asked"),

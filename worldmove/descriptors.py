@@ -71,23 +71,23 @@ class DescriptorDoor:
         with contextlib.suppress(BlockingIOError):
             while self._socket is not None:
                 accepted, _ = self._socket.accept()
-                self._tasks.spawn(self._serve(Channel(accepted, Fetch)))
+                channel: Channel[Fetch] = Channel(accepted, Fetch)
+                serving = self._tasks.spawn(self._serve(channel))
+                # Not in the coroutine: one that is cancelled before it began runs no `finally`.
+                serving.add_done_callback(lambda _, channel=channel: channel.close())
 
     async def _serve(self, channel: Channel[Fetch]) -> None:
-        try:
-            _pid, uid, _gid = channel.peer_credentials()
-            async with asyncio.timeout(self._timeout):
-                fetch, stray = await channel.receive()
-                close_all(stray)
-                fds = self._take(fetch.token) if uid == os.getuid() else None
-                if fds is None:
-                    await channel.send(Refused())
-                    return
-                for start in range(0, max(len(fds), 1), MAX_FDS):
-                    some = fds[start : start + MAX_FDS]
-                    await channel.send(Handed(len(some), start + MAX_FDS < len(fds)), some)
-        finally:
-            channel.close()
+        _pid, uid, _gid = channel.peer_credentials()
+        async with asyncio.timeout(self._timeout):
+            fetch, stray = await channel.receive()
+            close_all(stray)
+            fds = self._take(fetch.token) if uid == os.getuid() else None
+            if fds is None:
+                await channel.send(Refused())
+                return
+            for start in range(0, max(len(fds), 1), MAX_FDS):
+                some = fds[start : start + MAX_FDS]
+                await channel.send(Handed(len(some), start + MAX_FDS < len(fds)), some)
 
     def _take(self, token: bytes) -> tuple[int, ...] | None:
         found = [known for known in self._offers if hmac.compare_digest(known, token)]

@@ -38,7 +38,7 @@ Secret = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=MAX_SESSION_BYTES)]
 RoundNumber = Annotated[int, Meta(ge=1, le=1000)]
 HostState = Annotated[bytes, Meta(max_length=MAX_HOST_STATE)]
-RootHex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+RootHex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=True, forbid_unknown_fields=True):
