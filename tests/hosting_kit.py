@@ -159,11 +159,9 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
-        # uvloop closes the pipe of stdin a turn later than the process: let it.
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-            with contextlib.suppress(ConnectionError):
-                await self.process.stdin.wait_closed()
+        # What it started (a keeper) may hold its pipes: they are closed from here.
+        self.process._transport.close()  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
 
 
 def region_bytes(slot: Slot, name: str) -> bytes:

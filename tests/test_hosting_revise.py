@@ -10,7 +10,7 @@ import pytest
 from hosting_kit import Caller, HostKit, assert_pause, host_kit, region_bytes, spec
 from hosting_worker import pattern
 
-from worldmove.errors import ManifestError
+from worldmove.errors import ManifestError, ProtocolError
 from worldmove.hosting.memory import revised, take
 from worldmove.hosting.slots import check_sealed
 from worldmove.ipc import sealed_memfd
@@ -107,6 +107,33 @@ async def test_a_revision_comes_before_the_pause_that_follows_it(kit: HostKit) -
     assert_pause(slot, pause)
 
 
+async def test_a_revision_is_taken_in_once_and_in_order(kit: HostKit) -> None:
+    slot, _ = await kit.host.open_session(spec(), "w", 1)
+    for number, outcome in [(1, 2), (1, 2), (2, 3), (1, 3), (2, 3)]:
+        fd = sealed_memfd("x", 4096)
+        put = Put(Region("x", "uint8", (10 * number,)), 0, 0)
+        slot.revise(0, Revise(number, (), (put,), (4096,)), [fd], kit.budget)
+        assert slot.manifest.revision == outcome
+    with pytest.raises(ProtocolError):
+        slot.revise(0, Revise(9, (), (), ()), [], kit.budget)
+    assert kit.budget.held == slot.holding.counted_bytes
+
+
+async def test_another_worker_counts_its_revisions_on(kit: HostKit) -> None:
+    slot, (worker,) = await kit.session(Region("k", "uint8", (1000,)))
+    await worker("revise", resize={"k": [2000]})
+    await worker("step")
+    await worker("close")
+    await kit.changes.wait(slot, "left")
+    _, tickets = kit.host.attach("w", {"cpu": "x"})
+    (other,) = await kit.join(slot, tickets)
+    await other("revise", resize={"k": [3000]})
+    other.tell("run")
+    pause = await slot.ranks.pause(5)
+    assert slot.manifest.regions[0].shape == (3000,)
+    assert_pause(slot, pause)
+
+
 async def test_what_is_not_possible_changes_nothing(kit: HostKit) -> None:
     slot, (worker, _) = await kit.session(*REGIONS)
     for wrong in [
@@ -140,24 +167,24 @@ async def test_a_node_checks_what_a_worker_says() -> None:
     def put(name: str = "x", extent: int = 0, offset: int = 0, **more: object) -> Put:
         return Put(Region(name, "uint8", (10,), **more), extent, offset)  # type: ignore[arg-type]
 
-    good = revised(holding, 0, Revise(("old",), (put(),), (512,)), (99,))
+    good = revised(holding, 0, Revise(1, ("old",), (put(),), (512,)), (99,))
     assert (good.fds, good.places[2]) == ((*holding.fds, 99), (2, 0))
     for wrong in [
-        Revise(("nobody",), (), ()),
-        Revise(("other",), (), ()),
-        Revise(("cache",), (put("cache"),), (512,)),
-        Revise((), (put(), put()), (512,)),
-        Revise((), (put(extent=1),), (512,)),
-        Revise((), (put(extent=-1),), (512,)),
-        Revise((), (put(offset=-512),), (512,)),
-        Revise((), (put(offset=100),), (512,)),
-        Revise((), (put(offset=512),), (512,)),
-        Revise((), (put(),), (9,)),
-        Revise((), (put("other", rank=1),), (512,)),
-        Revise((), (put("other"),), (512,)),
-        Revise((), (put(source=Source("shm", "x")),), (512,)),
-        Revise((), (put(device="cuda:0"),), (512,)),
-        Revise(("cache", "old"), (), ()),
+        Revise(1, ("nobody",), (), ()),
+        Revise(1, ("other",), (), ()),
+        Revise(1, ("cache",), (put("cache"),), (512,)),
+        Revise(1, (), (put(), put()), (512,)),
+        Revise(1, (), (put(extent=1),), (512,)),
+        Revise(1, (), (put(extent=-1),), (512,)),
+        Revise(1, (), (put(offset=-512),), (512,)),
+        Revise(1, (), (put(offset=100),), (512,)),
+        Revise(1, (), (put(offset=512),), (512,)),
+        Revise(1, (), (put(),), (9,)),
+        Revise(1, (), (put("other", rank=1),), (512,)),
+        Revise(1, (), (put("other"),), (512,)),
+        Revise(1, (), (put(source=Source("shm", "x")),), (512,)),
+        Revise(1, (), (put(device="cuda:0"),), (512,)),
+        Revise(1, ("cache", "old"), (), ()),
     ]:
         with pytest.raises(ManifestError):
             revised(holding, 0, wrong, (99,))
@@ -194,7 +221,7 @@ async def test_a_worker_that_lies_is_let_go(kit: HostKit) -> None:
     await kit.changes.wait(slot, "attached")
     plain = os.memfd_create("plain")
     os.ftruncate(plain, 4096)
-    await caller.channel.send(Revise((), (Put(Region("x", "uint8", (9,)), 0, 0),), (4096,)), [plain])
+    await caller.channel.send(Revise(1, (), (Put(Region("x", "uint8", (9,)), 0, 0),), (4096,)), [plain])
     os.close(plain)
     await caller.gone()
     await kit.changes.wait(slot, "lost")

@@ -54,7 +54,7 @@ def test_the_layout_is_the_documented_one() -> None:
         made.set_state(1, RankState.STOPPED, now_ns=99)
         made.put_host_state(1, 42, b"even")
         made.put_host_state(1, 43, b"odd!!")
-        made.count_revision(1)
+        made.set_revisions(1, 6)
         data = raw(made)
     words = struct.unpack_from("<8Q", data)
     stride = 4096 + 2 * 8192
@@ -67,7 +67,7 @@ def test_the_layout_is_the_documented_one() -> None:
     assert struct.unpack_from("<2Q", data, base) == (42 << 1, 1)
     assert struct.unpack_from("<2Q", data, base + 64) == (2, 99)
     assert struct.unpack_from("<4Q", data, base + 128) == (42, 4, 43, 5)
-    assert struct.unpack_from("<Q", data, base + 192) == (1,)
+    assert struct.unpack_from("<Q", data, base + 192) == (6,)
     assert data[base + 4096 : base + 4100] == b"even"
     assert data[base + 4096 + 8192 : base + 4096 + 8197] == b"odd!!"
     assert len(data) == page_bytes(2, 5000) == 4096 + 2 * stride

@@ -277,6 +277,14 @@ class Host:
             slot.bound = None
             self._shelf.refresh(slot)
 
+    async def keep(self, slot: Slot) -> None:
+        """Returns when the keeper holds the slot as it is now: to be awaited before a commit relies on it.
+
+        Raises:
+            ProcessLostError: the keeper is gone.
+        """
+        await self._shelf.put(slot)
+
     def load(self, slot: Slot, block: int, host_states: Sequence[bytes]) -> None:
         """Writes block and host states into a bound standby's page, before the commit; nobody is told."""
         slot.ranks.load(block, tuple(host_states))
@@ -336,6 +344,7 @@ class Host:
             extents=extents,
             sizes=tuple(holding.extents[index].nbytes for index in extents),
             secret=slot.secrets[rank],
+            revisions=slot.revisions[rank],
         )
         copies: list[int] = []
         try:
@@ -355,7 +364,7 @@ class Host:
         held.revise(rank, revision, fds, self._arenas)
         await self._shelf.put(held)
         if held.key in self._slots:
-            held.ranks.page.count_revision(rank)
+            held.ranks.page.set_revisions(rank, held.revisions[rank])
 
     def _changed(self, slot: Slot, change: Change) -> None:
         if change == "attached" and slot.key in self._slots:

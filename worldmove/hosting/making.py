@@ -90,6 +90,7 @@ def restore_slot(record: SlotRecord, fds: Sequence[int], incarnation: int, on_ch
         ),
         pages=pages,
         secrets=record.secrets,
+        revisions=record.revisions,
         adopted=adopted,
         on_change=on_change,
     )

@@ -100,12 +100,7 @@ def _open_all(manifest: Manifest, first: int) -> tuple[list[Extent], list[int], 
                 fds.append(fd)
                 index[key] = first + len(extents)
                 extents.append(Extent(region.rank, region.device, size))
-            size = extents[index[key] - first].nbytes
-            if size < needed:
-                raise ManifestError(
-                    f"regions[{number}] ends at byte {needed} of {name!r}, which has {size}",
-                    field=f"regions[{number}].source.offset",
-                )
+            _check_inside(number, name, needed, extents[index[key] - first].nbytes)
             places[number] = Place(index[key], region.source.offset)
     except BaseException:
         close_all(fds)

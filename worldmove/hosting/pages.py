@@ -90,7 +90,9 @@ class Pages:
             ManifestError: a host state is longer than the page's slots.
         """
         if len(host_states) != self.page.ranks or not 0 <= block <= MAX_BLOCK:
-            raise ProtocolError(f"{len(host_states)} host states at block {block} for {self.page.ranks} ranks")
+            raise ProtocolError(
+                f"{len(host_states)} host states at block {block} for {self.page.ranks} ranks"
+            )
         for rank, state in enumerate(host_states):
             self.page.put_host_state(rank, block, state)
             self.page.publish(rank, block)

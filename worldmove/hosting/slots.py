@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from worldmove.errors import ManifestError
+from worldmove.errors import ManifestError, ProtocolError
 from worldmove.hosting.memory import Arenas, Holding, retired, revised
 from worldmove.hosting.pages import Pages
 from worldmove.hosting.ranks import Change, Ranks
@@ -38,6 +38,7 @@ class SlotRecord(msgspec.Struct, frozen=True):
     places: tuple[Place, ...]
     counted: tuple[bool, ...]
     secrets: tuple[str, ...]
+    revisions: tuple[int, ...]
 
     def __repr__(self) -> str:
         return f"SlotRecord(key={self.key!r}, id={self.id!r})"
@@ -54,6 +55,7 @@ class Slot:
         seed: of the session's leaf digests.
         ranks: its workers.
         pages: the control page that they share with the node, and former ones.
+        revisions: how many of each rank have been taken in.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Slot:
         holding: Holding,
         pages: Pages,
         secrets: tuple[str, ...],
+        revisions: Sequence[int] = (),
         adopted: Adopted | None = None,
         on_change: Callable[[Slot, Change], None],
     ) -> None:
@@ -78,6 +81,7 @@ class Slot:
         self.fingerprint = dict(fingerprint)
         self.pages = pages
         self.secrets = secrets
+        self.revisions = list(revisions or [0] * len(secrets))
         foreign = {r.rank for r in holding.manifest.regions if r.source.kind == "shm"}
         self.ranks = Ranks(
             pages, lambda change: on_change(self, change), foreign=frozenset(foreign), adopted=adopted
@@ -142,19 +146,26 @@ class Slot:
             self._sweep()
 
     def revise(self, rank: int, revision: Revise, fds: Sequence[int], arenas: Arenas) -> None:
-        """Takes in a rank's revision; `fds` belong to the slot from now on.
+        """Takes in a rank's revision, once; `fds` belong to the slot from now on.
 
         Raises:
             ManifestError: it contradicts itself, the manifest, or what the descriptors are; they are closed.
+            ProtocolError: one before it is missing.
         """
+        if revision.number <= self.revisions[rank]:
+            close_all(fds)
+            return
         old = self._holding
         try:
+            if revision.number != self.revisions[rank] + 1:
+                raise ProtocolError(f"revision {revision.number} follows {self.revisions[rank]}")  # noqa: TRY301
             check_sealed(fds, revision.extents)
             new = revised(old, rank, revision, fds)
         except BaseException:
             close_all(fds)
             raise
         self._holding = new
+        self.revisions[rank] = revision.number
         arenas.adopt(sum(revision.extents))
         for fd, counted in retired(old, new):
             self._unused.append(fd)
@@ -200,6 +211,7 @@ class Slot:
             places=holding.places,
             counted=holding.counted,
             secrets=self.secrets,
+            revisions=tuple(self.revisions),
         )
 
     def close(self, arenas: Arenas) -> None:

@@ -280,9 +280,9 @@ class ControlPage:
         """How many revisions of the rank's worker the node has taken in and written down."""
         return self.words[self.base(rank) + REVISIONS]
 
-    def count_revision(self, rank: int) -> None:
-        """Node: one more revision of the rank is safe with it."""
-        self.words[self.base(rank) + REVISIONS] += 1
+    def set_revisions(self, rank: int, count: int) -> None:
+        """Node: so many revisions of the rank are safe with it."""
+        self.words[self.base(rank) + REVISIONS] = count
 
     def stopped_ns(self, rank: int) -> int:
         """CLOCK_MONOTONIC of this host, in ns, when the rank last stopped."""

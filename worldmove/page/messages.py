@@ -64,8 +64,12 @@ class Put(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Revise(Message, frozen=True, tag="revise"):
-    """Worker: this rank's regions changed at a boundary. One descriptor for each of `extents` (bytes)."""
+    """Worker: this rank's regions changed at a boundary. One descriptor for each of `extents` (bytes).
 
+    `number` counts on from `Welcome.revisions`; one that the node has taken in already changes nothing.
+    """
+
+    number: int
     drop: tuple[str, ...]
     put: tuple[Put, ...]
     extents: tuple[int, ...]
@@ -85,6 +89,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
         extents: indices of this rank's extents; their descriptors follow in `Memory` messages.
         sizes: bytes of these extents.
         secret: proves a later `Rejoin`.
+        revisions: of this rank that the node has taken in.
     """
 
     slot: str
@@ -97,6 +102,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     extents: tuple[int, ...]
     sizes: tuple[int, ...]
     secret: str
+    revisions: int
 
     def __repr__(self) -> str:
         return f"Welcome(slot={self.slot!r}, session_id={self.session_id!r}, rank={self.rank})"

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from worldmove.errors import (
     ConnectionLostError,
     DeadlineError,
@@ -87,6 +89,7 @@ class Link:
             channel.send(Hello(token))
             link.welcome, carried = _expect(channel, Welcome)
             link._take_page(carried)
+            link._sent = link.welcome.revisions
             while len(fds) < len(link.welcome.extents):
                 fds += _expect(channel, Memory)[1]
             _check_count(fds, len(link.welcome.extents))
@@ -297,8 +300,9 @@ class Link:
     def revise(self, revision: Revise, fds: list[int]) -> None:
         """Sends a revision, and again to the next node if this one has not written it down; owns `fds`."""
         self._forget_known()
-        self._revisions.append((revision, fds))
         self._sent += 1
+        revision = msgspec.structs.replace(revision, number=self._sent)
+        self._revisions.append((revision, fds))
         try:
             self._open_channel().send(revision, fds)
         except ConnectionLostError:
@@ -306,7 +310,7 @@ class Link:
 
     def _forget_known(self) -> None:
         known = self.page.revisions(self.welcome.rank)
-        while self._revisions and self._sent - len(self._revisions) < known:
+        while self._revisions and self._revisions[0][0].number <= known:
             close_all(self._revisions.pop(0)[1])
 
     # Ending

@@ -29,8 +29,8 @@ def make_revision(
     """Carries a change out in this process.
 
     Returns:
-        The new manifest, the message for the node, and the descriptors that go with it, which the caller
-        owns; `None` if the change changes nothing.
+        The new manifest, the message for the node (not numbered yet), and the descriptors that go with
+        it, which the caller owns; `None` if the change changes nothing.
 
     Raises:
         ManifestError: the manifest would not be valid, or a region is not this rank's.
@@ -65,7 +65,8 @@ def make_revision(
         copy_common(array, memory.array(name))
     memory.drop(change.drop)
     put = tuple(Put(region, *place) for region, place in zip(fresh, places, strict=True))
-    return revised, Revise(change.drop, put, tuple(extent.nbytes for extent in extents)), fds
+    sizes = tuple(extent.nbytes for extent in extents)
+    return revised, Revise(0, change.drop, put, sizes), fds
 
 
 def _check_names(manifest: Manifest, rank: int, change: Change) -> None:
