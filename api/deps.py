@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, TypeVar
 
 import msgspec
 from fastapi import Depends, Header, Path, Query
+from fastapi.sse import ServerSentEvent
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from api import problems
 from api.facade import NodeFacade
+from worldmove.errors import WorldMoveError
 
 MAX_PAGE = 1000
 T = TypeVar("T")
@@ -48,6 +51,18 @@ def answer(view: object, status: int = 200, **headers: str) -> Response:
     """A view as JSON."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Response(msgspec.json.encode(view), status, named, "application/json")
+
+
+async def stream(
+    stopping: asyncio.Event, items: AsyncIterator[T], shown: Callable[[T], ServerSentEvent]
+) -> AsyncIterator[ServerSentEvent]:
+    """Events of `items`; an error after the start of the stream becomes its last event, a `problem`."""
+    try:
+        async for item in until(stopping, items):
+            yield shown(item)
+    except WorldMoveError as error:
+        problem = bytes(problems.of_error(error).body).decode()
+        yield ServerSentEvent(event="problem", raw_data=problem)
 
 
 async def until(stopping: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterator[T]:

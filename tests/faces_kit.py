@@ -45,7 +45,7 @@ from worldmove.views import (
     Ticket,
 )
 
-SPEC = {
+SPEC: dict[str, Any] = {
     "model": "tiny",
     "regions": [{"name": "k", "dtype": "float32", "shape": [4, 8]}],
     "block_ms": 750,
@@ -86,6 +86,7 @@ class FakeNode:
         self.keys: dict[str, str] = {}
         self.boundaries: list[tuple[str, int, int, bytes, float]] = []
         self.after_seq: int | None = None
+        self.streams = 0
         self.closed = asyncio.Event()
         self.log: list[str] = []
 
@@ -163,9 +164,19 @@ class FakeNode:
 
     async def session_events(self, session_id: str, after_seq: int | None) -> AsyncIterator[SessionEvent]:
         self.after_seq = after_seq
+        self.streams += 1
+        try:
+            async for event in self._session_events(session_id, after_seq):
+                yield event
+        finally:
+            self.streams -= 1
+
+    async def _session_events(self, session_id: str, after_seq: int | None) -> AsyncIterator[SessionEvent]:
         view = self._view(session_id, self._find(session_id))
         for seq in range((after_seq or 0) + 1, 4):
             yield SessionEvent(seq=seq, type="state", session=view)
+        if session_id == "breaks":
+            raise errors.LedgerError("the ledger is away", since_ms=5)
         if session_id == "quiet":
             await asyncio.Event().wait()
 
@@ -286,6 +297,8 @@ class FakeNode:
 
     async def serve_peer(self, channel: PeerChannel) -> None:
         _fail(channel.move_id)
+        if channel.move_id == "peer-bug":
+            raise ZeroDivisionError("a secret detail")
         while True:
             message = await channel.receive()
             if message == b"close":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from faces_kit import SPEC, FakeNode, kinds, settings
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 from api.app import App, create_app
 from api.guard import MAX_BODY, MAX_REGISTRATION
@@ -167,6 +171,70 @@ async def test_event_streams(http: httpx.AsyncClient, node: FakeNode) -> None:
     ]
 
 
+async def test_a_reader_that_leaves_ends_its_stream(
+    http: httpx.AsyncClient, app: App, node: FakeNode
+) -> None:
+    await http.post("/v1/sessions", json=SPEC | {"id": "quiet"})
+    left = asyncio.Event()
+    chunks = []
+
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        chunks.append(message)
+        if b"id: 3" in message.get("body", b""):
+            assert node.streams == 1
+            left.set()
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "method": "GET",
+        "path": "/v1/sessions/quiet/events",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+    }
+    await app(scope, receive, send)
+    assert chunks[0]["status"] == 200
+    assert node.streams == 0
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = [
+    *SPEC,
+    "id",
+    "endpoint",
+    "host_state_bytes",
+    "fingerprint",
+    "name",
+    "dtype",
+    "shape",
+    "rank",
+    "source",
+]
+
+
+@settings_of_hypothesis(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=3), st.booleans())
+async def test_no_registration_is_answered_with_a_5xx(change: dict[str, Any], inside: bool) -> None:
+    app = create_app(FakeNode(settings(Path("/run/fake")), "http://127.0.0.1:1"))
+    body = SPEC | ({"regions": [SPEC["regions"][0] | change]} if inside else change)
+    headers = {"Content-Type": "application/json"}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://localhost"
+    ) as client:
+        response = await client.post("/v1/sessions", content=json.dumps(body), headers=headers)
+    assert response.status_code in (201, 400, 422)
+    if response.status_code != 201:
+        assert response.headers["content-type"] == MEDIA_TYPE
+
+
 @pytest.mark.parametrize("path", ["/v1/sessions/none/events", "/v1/migrations/none/events"])
 async def test_events_of_nothing_are_a_404_and_no_stream(http: httpx.AsyncClient, path: str) -> None:
     problem(await http.get(path), 404, "not-found")
@@ -196,8 +264,8 @@ async def test_a_bug_is_told_without_its_details(http: httpx.AsyncClient) -> Non
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"regions": [{"name": "k", "dtype": "nope", "shape": [1]}]}, "dtype"),
-        ({"regions": [{"name": "k", "dtype": "object", "shape": [1]}]}, "dtype"),
+        ({"regions": [{"name": "k", "dtype": "nope", "shape": [1]}]}, "regions[0].dtype"),
+        ({"regions": [{"name": "k", "dtype": "object", "shape": [1]}]}, "regions[0].dtype"),
         ({"regions": [{"name": "k", "dtype": "u1", "shape": [-1]}]}, "regions[0].shape[0]"),
         ({"regions": [{"name": "k", "dtype": "u1", "shape": [2**40, 2**40]}]}, "regions[0].shape"),
         ({"regions": [{"name": "k", "dtype": "u1", "shape": [2**80]}]}, "regions[0].shape[0]"),

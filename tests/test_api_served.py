@@ -188,6 +188,25 @@ async def test_an_error_of_the_node_closes_the_socket_with_its_code(url: str) ->
     assert (caught.value.rcvd.code, caught.value.rcvd.reason[:6]) == (1011, "fenced")
 
 
+async def test_a_bug_closes_the_socket_without_its_details(url: str) -> None:
+    async with connect(peer_url(url, "peer-bug")) as peer:
+        with pytest.raises(websockets.ConnectionClosedError) as caught:
+            await peer.recv()
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1011
+    assert "secret" not in caught.value.rcvd.reason
+
+
+async def test_a_stream_that_breaks_ends_with_its_problem(url: str) -> None:
+    async with AsyncClient(url) as client:
+        await client.register(spec("breaks"))
+        stream = client.session_events("breaks", 2)
+        assert (await anext(stream)).seq == 3
+        with pytest.raises(errors.LedgerError) as caught:
+            await anext(stream)
+        assert caught.value.details == {"since_ms": 5, "status": 503}
+
+
 async def test_web_pages_get_no_socket(url: str) -> None:
     with pytest.raises(websockets.InvalidStatus) as caught:
         await connect(peer_url(url, "m7"), origin=websockets.Origin("http://evil.example"))

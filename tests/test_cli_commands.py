@@ -150,7 +150,7 @@ def started(run_dir: Path, name: str) -> tuple[subprocess.Popen[str], str]:
     read, write = os.pipe()
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "worldmove.cli", "serve", "--name", name, "--http", "127.0.0.1:0"),
+            *(sys.executable, "-m", "worldmove", "serve", "--name", name, "--http", "127.0.0.1:0"),
             *("--ledger", f"sqlite:///{run_dir}/ledger.db", "--run-dir", str(run_dir / name)),
             *("--memory-limit", "64MB", "--ready-fd", str(write)),
         ],

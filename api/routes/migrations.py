@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
 from api import problems
-from api.deps import After, IdempotencyKey, IdPath, Limit, NodeDep, Stopping, answer, until
+from api.deps import After, IdempotencyKey, IdPath, Limit, NodeDep, Stopping, answer, stream
 from api.openapi import describes
 from api.schemas import MigrationBody
 from api.security import ANYBODY, OPERATOR, requires
@@ -111,8 +111,12 @@ async def migration_events(
     id: IdPath,  # noqa: A002
 ) -> AsyncIterator[ServerSentEvent]:
     """Streams the progress of one move; ends after its last state."""
-    async for move in until(stopping, node.migration_events(id)):
-        yield ServerSentEvent(event=move.state, raw_data=msgspec.json.encode(move).decode())
+    async for event in stream(stopping, node.migration_events(id), _shown):
+        yield event
+
+
+def _shown(move: MigrationView) -> ServerSentEvent:
+    return ServerSentEvent(event=move.state, raw_data=msgspec.json.encode(move).decode())
 
 
 @router.delete(

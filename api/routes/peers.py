@@ -30,9 +30,10 @@ async def peer(websocket: WebSocket, move_id: MoveId) -> None:
         return
     await websocket.accept()
     channel = WebSocketChannel(websocket, move_id)
-    code, reason = 1000, ""
+    code, reason = 1011, "the connection failed at this end"
     try:
         await node.serve_peer(channel)
+        code, reason = 1000, ""
     except ConnectionLostError:
         log.info("peer left", move_id=move_id)
     except FramingError as error:

@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
 from api import problems
-from api.deps import After, IdPath, Limit, NodeDep, Stopping, answer, until
+from api.deps import After, IdPath, Limit, NodeDep, Stopping, answer, stream
 from api.openapi import describes
 from api.schemas import AttachBody, BoundaryBody, SessionBody
 from api.security import ANYBODY, WORKER, requires
@@ -27,7 +27,7 @@ from worldmove.errors import (
     SessionExistsError,
     ValidationError,
 )
-from worldmove.views import BoundaryView, DigestView, Registration, SessionPage, SessionView
+from worldmove.views import BoundaryView, DigestView, Registration, SessionEvent, SessionPage, SessionView
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 _ANYBODY = [Depends(requires(ANYBODY))]
@@ -99,10 +99,12 @@ async def session_events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Streams changes of owner, endpoint and state: what a gateway needs to route viewers."""
     after = after_seq if last_event_id is None else last_event_id
-    async for event in until(stopping, node.session_events(id, after)):
-        yield ServerSentEvent(
-            id=str(event.seq), event=event.type, raw_data=msgspec.json.encode(event).decode()
-        )
+    async for event in stream(stopping, node.session_events(id, after), _shown):
+        yield event
+
+
+def _shown(event: SessionEvent) -> ServerSentEvent:
+    return ServerSentEvent(id=str(event.seq), event=event.type, raw_data=msgspec.json.encode(event).decode())
 
 
 @router.get(

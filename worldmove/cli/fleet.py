@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -161,8 +162,8 @@ def watch(
         if as_json:
             emit(_look(client))
             return
-        console = stdout()
-        with Live(_screen(_look(client)), console=console, auto_refresh=False) as live:
+        screen = Live(_screen(_look(client)), console=stdout(), auto_refresh=False)
+        with contextlib.suppress(KeyboardInterrupt), screen as live:
             while True:
                 time.sleep(interval)
                 live.update(_again(client), refresh=True)

@@ -122,9 +122,19 @@ def _verdict(verdict: DryRun, as_json: bool) -> None:
 def follow(client: Client, view: MigrationView) -> MigrationView:
     """Shows a move's progress on stderr until it has ended, and returns its last view.
 
+    Ctrl-C ends the watching, not the move.
+
     Raises:
         ConnectionLostError: the node went away before.
     """
+    try:
+        return _follow(client, view)
+    except KeyboardInterrupt:
+        stderr().print(f"move {view.id} goes on: worldmove moves show {view.id}", markup=False)
+        raise
+
+
+def _follow(client: Client, view: MigrationView) -> MigrationView:
     with _progress() as progress:
         task = progress.add_task(view.state, total=max(view.state_bytes, 1))
         for current in client.migration_events(view.id):

@@ -42,7 +42,7 @@ def error_of(status: int, content: bytes) -> WorldMoveError:
     kind = _codes(WorldMoveError).get(problem["code"])
     error = (kind or WorldMoveError)(str(problem.get("detail", problem["code"])))
     error.details = {name: value for name, value in problem.items() if name not in _STANDARD}
-    error.details["status"] = status
+    error.details.setdefault("status", status)
     if kind is None:
         error.details["code"] = problem["code"]
     return error
@@ -129,9 +129,13 @@ def event_view(event: Event, kind: type[T]) -> T:
     """The view that an event carries.
 
     Raises:
+        WorldMoveError: the event is a problem, with which a stream ends that can't go on.
         PeerError: it has another form.
     """
+    content = event.data.encode("utf-8", "replace")
+    if event.type == "problem":
+        raise error_of(200, content)
     try:
-        return msgspec.json.decode(event.data.encode("utf-8", "replace"), type=kind)
+        return msgspec.json.decode(content, type=kind)
     except msgspec.MsgspecError as error:
         raise PeerError(f"event {event.type!r} has another form: {error}") from error
