@@ -31,6 +31,10 @@ class Feed(Generic[T]):
         self._items.append((self._last, item))
         self._wake()
 
+    def open(self) -> None:
+        """Items come again, with the next numbers."""
+        self._closed = False
+
     def close(self) -> None:
         """No more items will come: readers end after the last one."""
         self._closed = True

@@ -161,6 +161,7 @@ class SessionBook:
         """A session begins here, by registration or adoption."""
         session = Session(slot, record, self)
         self._sessions[record.session_id] = session
+        self.feed(record.session_id).open()
         self.publish(session, "registered")
         return session
 
