@@ -11,8 +11,9 @@ from worldmove.views import MigrationView, Receipt
 
 
 def of_source(move: SourceMove) -> MigrationView:
-    """A move away from this node."""
+    """A move away from this node; once there is a receipt, in its figures."""
     facts, account = move.machine.facts, move.account
+    receipt = account.receipt
     return MigrationView(
         id=move.move_id,
         session_id=move.session_id,
@@ -23,12 +24,12 @@ def of_source(move: SourceMove) -> MigrationView:
         path=account.path,
         round=facts.round,
         state_bytes=move.hello.manifest.nbytes,
-        sent_bytes=account.landed,
+        sent_bytes=receipt.sent_bytes if receipt else account.landed,
         created_at=account.created_at,
-        elapsed_ms=account.receipt.total_ms if account.receipt else account.elapsed_ms,
+        elapsed_ms=receipt.total_ms if receipt else account.elapsed_ms,
         code=facts.code,
         reason=facts.message,
-        receipt=account.receipt,
+        receipt=receipt,
     )
 
 

@@ -19,6 +19,7 @@ from worldmove.errors import (
     AlreadyMovingError,
     ConflictError,
     FramingError,
+    LedgerError,
     NotFoundError,
     NotOwnerError,
     PeerError,
@@ -213,11 +214,20 @@ class Moves:
         if move is not None:
             return self._view(move)
         if move_id in self._ended:
-            return self._ended[move_id]
+            return await self._with_receipt(self._ended[move_id])
         receipt = await self._services.ledger.receipt(move_id)
         if receipt is None:
             raise NotFoundError(f"migration {move_id!r} is not known")
         return of_receipt(receipt)
+
+    async def _with_receipt(self, view: MigrationView) -> MigrationView:
+        """An ended move as seen from its destination: the source left the receipt in the ledger."""
+        if view.receipt is not None:
+            return view
+        try:
+            return msgspec.structs.replace(view, receipt=await self._services.ledger.receipt(view.id))
+        except LedgerError:
+            return view
 
     async def migrations(self, after: str | None, limit: int) -> MigrationPage:
         """Running moves, then ended ones, newest first."""
