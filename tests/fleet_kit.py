@@ -18,6 +18,7 @@ of a test that fails. A fleet ends everything that it started, and fails if a pr
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -33,6 +34,7 @@ from fleet_node import END_S, MARK, Node, until
 from fleet_stack import Actor, ActorError
 from fleet_world import Twin
 
+from worldmove.client import Client
 from worldmove.views import MigrationRequest, MigrationView, Receipt
 
 
@@ -56,6 +58,7 @@ class Fleet:
         }
         self.actors: list[Actor] = []
         self._resting: list[Actor] = []
+        self._names = itertools.count(1)
 
     def __enter__(self) -> Self:
         try:
@@ -96,6 +99,15 @@ class Fleet:
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
 
+    @property
+    def client(self) -> Client:
+        """Of the first node that runs."""
+        return next(node.client for node in self.nodes.values() if node.process is not None)
+
+    def unique(self, name: str) -> str:
+        """A session's id that no other test on this fleet uses: an id's epochs and events outlive its end."""
+        return f"{name}-{next(self._names)}"
+
     def actor(self, node: str) -> Actor:
         """A serving stack beside a node; one that a test before has left, or a new process."""
         fitting = [actor for actor in self._resting if actor.url == self.nodes[node].url]
@@ -126,7 +138,7 @@ class Fleet:
             sys.stdout.write(f"--- log of node {node.name}\n{node.news()}\n")
 
     def clear(self) -> None:
-        """Takes every actor away from its world, then ends every session and standby of the nodes that run."""
+        """Takes every actor away from its world, then ends the sessions and standbys of nodes that run."""
         actors, self.actors = self.actors, []
         for actor in actors:
             if actor.rest():
@@ -147,7 +159,7 @@ class Fleet:
 
     def move(self, session: str, to: str, *, key: str | None = None, **request: Any) -> MigrationView:
         """Moves a session and returns how that ended; `request` has fields of MigrationRequest."""
-        client = next(node.client for node in self.nodes.values() if node.process is not None)
+        client = self.client
         asked = MigrationRequest(session_id=session, destination=to, **request)
         return client.wait(client.migrate(asked, key).id)
 
@@ -160,7 +172,7 @@ class Fleet:
 
     def owner(self, session: str) -> str:
         """Name of the node that owns a session."""
-        return next(n.client for n in self.nodes.values() if n.process is not None).session(session).owner
+        return self.client.session(session).owner
 
     def _bury(self, node: Node) -> None:
         """A killed node's keeper holds its worlds on purpose: nobody will come for them."""

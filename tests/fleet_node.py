@@ -1,4 +1,4 @@
-"""One node of a fleet as its tests see it: a `worldmove serve` process that can be ended and started again."""
+"""One node of a fleet as its tests see it: `worldmove serve`, ended and started as a test likes."""
 
 from __future__ import annotations
 
