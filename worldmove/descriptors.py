@@ -12,6 +12,7 @@ import hmac
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -74,7 +75,7 @@ class DescriptorDoor:
                 channel: Channel[Fetch] = Channel(accepted, Fetch)
                 serving = self._tasks.spawn(self._serve(channel))
                 # Not in the coroutine: one that is cancelled before it began runs no `finally`.
-                serving.add_done_callback(lambda _, channel=channel: channel.close())
+                serving.add_done_callback(partial(_hang_up, channel))
 
     async def _serve(self, channel: Channel[Fetch]) -> None:
         _pid, uid, _gid = channel.peer_credentials()
@@ -101,6 +102,10 @@ class DescriptorDoor:
             self._socket = None
             self.path.unlink(missing_ok=True)
         await self._tasks.cancel()
+
+
+def _hang_up(channel: Channel[Fetch], _served: asyncio.Task[None]) -> None:
+    channel.close()
 
 
 async def fetch(path: str, token: bytes, count: int, timeout_ms: int) -> list[int]:
