@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.transport_kit import join
 
+from tests.transport_kit import join
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
 from worldmove.manifest import Span
 from worldmove.transport import framing
@@ -284,10 +284,12 @@ async def test_a_rogue_puller_is_cut_and_told_why(kind: Kind, body: bytes, reaso
     rogue = Rogue()
     connection = await rogue.start()
     connection.send(framing.tag_of(kind, 1), memoryview(body))
+    told = b""
+    while (incoming := await connection.receive()) is not None:
+        if incoming.tag >> 12 == Kind.ERROR:
+            told = await take(incoming)
+    assert reason in told.decode()
     with pytest.raises(FramingError, match=reason):
-        while (incoming := await connection.receive()) is not None:
-            if incoming.tag >> 12 == Kind.ERROR:
-                assert reason in (await take(incoming)).decode()
         await rogue.served
 
 
@@ -295,9 +297,9 @@ async def test_a_flood_of_pulls_is_cut() -> None:
     rogue = Rogue()
     connection = await rogue.start()
     body = pull_of((0, 0, 4 * 1024 * 1024))
-    with pytest.raises(TransportError, match="pulls at once"):
-        for number in range(1, 200):
-            await connection.send(framing.tag_of(Kind.PULL, number), memoryview(body))
+    for number in range(1, 200):
+        connection.send(framing.tag_of(Kind.PULL, number), memoryview(body))
+    with pytest.raises(FramingError, match="pulls at once"):
         await rogue.served
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.transport_kit import MOVE, Arena, lanes, lease_pair
 
+from tests.transport_kit import MOVE, Arena, lanes, lease_pair
 from worldmove.errors import (
     DeadlineError,
     FramingError,
@@ -27,7 +29,7 @@ from worldmove.transport.exchange import introduce
 from worldmove.transport.framing import Kind
 from worldmove.transport.pool import LanePool, LaneRegion, mint_token
 from worldmove.transport.table import RegionTable
-from worldmove.transport.ucx import UcxTransport
+from worldmove.transport.ucx_transport import UcxTransport
 
 MB = 1 << 20
 HZ = os.sysconf("SC_CLK_TCK")
@@ -37,6 +39,17 @@ HZ = os.sysconf("SC_CLK_TCK")
 async def pool() -> AsyncIterator[LanePool]:
     async with lanes(stall_ms=1000) as made:
         yield made
+
+
+@pytest.fixture
+async def keeping() -> AsyncIterator[LanePool]:
+    """A pool whose released lanes live on."""
+    async with lanes(stall_ms=1000, spare=1) as made:
+        yield made
+
+
+def mapped(pid: int) -> bool:
+    return "test-arena" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def whole(arena: Arena) -> list[LaneRegion]:
@@ -94,7 +107,7 @@ async def test_a_large_region_arrives_and_lanes_are_used_again(pool: LanePool) -
             await taker.release()
             await giver.release()
             assert (taker.pid, taker.port, None) in there.lanes
-            assert "test-arena" not in Path(f"/proc/{taker.pid}/maps").read_text()
+            assert not mapped(taker.pid)
     assert len(pids) == 1
 
 
@@ -296,18 +309,33 @@ async def test_after_gone_no_byte_lands(pool: LanePool) -> None:
     assert (destination.bytes == 0xA5).all()
 
 
-async def test_a_cancelled_pull_goes_on_and_release_waits_for_quiet(pool: LanePool) -> None:
+async def test_a_cancelled_pull_goes_on_and_release_waits_for_it(keeping: LanePool) -> None:
     source, destination = Arena(32 * MB, 1), Arena(32 * MB)
-    giver, taker = await lease_pair(pool, source, destination, whole(source))
+    giver, taker = await lease_pair(keeping, source, destination, whole(source))
     pull = asyncio.create_task(taker.pull([Span(0, 0, 32 * MB)]))
     await asyncio.sleep(0)
     pull.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pull
-    assert await taker.pull([Span(0, 0, 1)]) == 1
-    assert np.array_equal(source.bytes, destination.bytes)
     await taker.release()
+    assert np.array_equal(source.bytes, destination.bytes)
     await giver.release()
+    assert not taker.lost.done()
+    assert not giver.lost.done()
+
+
+async def test_a_source_may_end_first_and_its_peer_learns_it(keeping: LanePool) -> None:
+    source, destination = Arena(32 * MB, 1), Arena(32 * MB)
+    giver, taker = await lease_pair(keeping, source, destination, whole(source))
+    pulls = [asyncio.create_task(taker.pull(spans)) for spans in cut(32 * MB, MB)]
+    await pulls[0]
+    await giver.release()
+    # The peer ends with pulls under way; its reset may overtake its confirmation, and then so does this lane.
+    assert not alive(giver.pid) or not mapped(giver.pid)
+    for outcome in await asyncio.gather(*pulls, return_exceptions=True):
+        assert outcome == MB or isinstance(outcome, WorldMoveError)
+    taker.abort()
+    await taker.gone()
 
 
 async def test_cancelled_commands_end_their_lane_and_leave_nothing(pool: LanePool) -> None:
@@ -319,15 +347,18 @@ async def test_cancelled_commands_end_their_lane_and_leave_nothing(pool: LanePoo
         leasing.cancel()
         with suppress(asyncio.CancelledError):
             (await leasing).abort()
-    giver = await pool.lease(MOVE, [(source.fd, MB)], whole(source), writable=False)
-    waiting = asyncio.create_task(giver.connect("127.0.0.1", giver.port, mint_token(), 60_000))
-    await asyncio.sleep(0.05)  # somewhere inside the command; any point must do
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    await giver.gone()
+    taker = await pool.lease(MOVE, [(source.fd, MB)], whole(source), writable=True)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        waiting = asyncio.create_task(taker.connect("127.0.0.1", port, mint_token(), 60_000))
+        called, _ = await asyncio.get_running_loop().run_in_executor(None, mute.accept)
+        with called:
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+    await taker.gone()
     with pytest.raises(ProcessLostError):
-        await giver.serve(mint_token())
+        await taker.serve(mint_token())
 
 
 async def test_release_of_a_broken_pair_leaves_nothing_mapped(pool: LanePool) -> None:
@@ -383,8 +414,6 @@ async def test_lanes_do_not_outlive_their_node() -> None:
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
-    import sys
-
     node = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
     assert node.stdout is not None
     pids = [int(word) for word in (await node.stdout.readline()).split()]
@@ -416,7 +445,7 @@ async def test_faults_damage_what_is_sent_and_never_the_source(fault: str, damag
     source, destination = Arena(5 * MB, 1), Arena(5 * MB)
     before = source.bytes.copy()
     async with lanes(faults=fault) as pool:
-        giver, taker = await lease_pair(pool, source, destination, whole(source))
+        _, taker = await lease_pair(pool, source, destination, whole(source))
         for count in damaged:
             await taker.pull([Span(0, 0, 5 * MB)])
             assert int(np.count_nonzero(source.bytes != destination.bytes)) == count

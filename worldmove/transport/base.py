@@ -70,6 +70,8 @@ class Connection(Protocol):
     async def close(self, deadline_s: float = 5.0) -> None:
         """Drains and ends: returns when the peer's side holds or has taken all that was sent.
 
+        When it has returned, no buffer of this connection is in use.
+
         Raises:
             ConnectionLostError: the connection broke first.
             DeadlineError: the peer didn't confirm within `deadline_s` seconds; the connection is aborted.

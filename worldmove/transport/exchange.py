@@ -182,6 +182,7 @@ class _Pull:
     def __init__(self, nbytes: int, chunks: int) -> None:
         self.nbytes = nbytes
         self.left = chunks
+        self.over = asyncio.Event()
         self.landed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.landed.add_done_callback(lambda done: done.cancelled() or done.exception())
 
@@ -228,9 +229,20 @@ class Destination(Exchange):
             self._check_idle()
         except (TransportError, DeadlineError) as error:
             for pull in self._open:
+                pull.over.set()
                 if not pull.landed.done():
                     pull.landed.set_exception(error)
             raise
+
+    async def close(self, deadline_s: float) -> None:
+        """As `Exchange.close`; pulls under way are landed first, also those that nobody waits for."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                for pull in tuple(self._open):
+                    await pull.over.wait()
+        except TimeoutError:
+            raise DeadlineError(f"pulls did not land within {deadline_s} s") from None
+        await super().close(deadline_s)
 
     def _in_transfer(self) -> bool:
         return bool(self._open)
@@ -266,6 +278,7 @@ class Destination(Exchange):
         pull.left -= 1
         if pull.left == 0:
             self._open.discard(pull)
+            pull.over.set()
             if not pull.landed.done():
                 pull.landed.set_result(pull.nbytes)
 

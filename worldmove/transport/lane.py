@@ -43,7 +43,7 @@ from worldmove.transport.lane_messages import (
     Serve,
 )
 from worldmove.transport.table import LaneRegion, RegionTable
-from worldmove.transport.ucx import UcxTransport
+from worldmove.transport.ucx_transport import UcxTransport
 
 PR_SET_PDEATHSIG = 1
 MAX_CALLERS = 16
@@ -268,6 +268,9 @@ class LaneProcess:
             connection.abort()
             if lease.token is None and self._lease is lease and not self._over.done():
                 self._over.set_exception(_as_error(error))
+            return
+        if self._lease is not lease:
+            connection.abort()
             return
         self._start(lease, Source(connection, lease.table, self._stall, self._faults))
 

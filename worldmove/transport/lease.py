@@ -1,0 +1,299 @@
+"""One lane process as the node sees it: commands, pulls, and certainty about its end. Knows no UCX."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from worldmove import ipc
+from worldmove.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    FramingError,
+    ProcessLostError,
+    TransportError,
+    WorldMoveError,
+)
+from worldmove.manifest import Span
+from worldmove.transport import framing
+from worldmove.transport.lane_messages import (
+    Alive,
+    Bind,
+    Command,
+    Connect,
+    Done,
+    Extents,
+    Failed,
+    NotPulled,
+    Pull,
+    Pulled,
+    Ready,
+    Refused,
+    Release,
+    Report,
+    Serve,
+)
+from worldmove.transport.table import LaneRegion
+
+START_DEADLINE = 60.0
+COMMAND_DEADLINE = 60.0
+"""Seconds; mapping and populating a large arena is the longest command."""
+FDS_A_MESSAGE = 200
+ERRORS: dict[str, type[WorldMoveError]] = {
+    kind.code: kind for kind in (DeadlineError, FramingError, ConnectionLostError)
+}
+"""Which error classes keep their class on the way from the lane's process."""
+
+
+class Lane:
+    """One lane process, as the node sees it.
+
+    Attributes:
+        pid: of the process.
+        port: where it listens for the lanes of other nodes, on all addresses.
+        move_id: the move it is leased to, or `None`.
+        lost: completes with the error when the lane or its peer has failed; never raises.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: ipc.Channel[Report], stall_s: float
+    ) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        self._process = process
+        self._channel = channel
+        self._stall = stall_s
+        self._heard = loop.time()
+        self.pid = process.pid
+        self.port = 0
+        self.move_id: str | None = None
+        self.lost: asyncio.Future[WorldMoveError] = loop.create_future()
+        self._commanding = asyncio.Lock()
+        self._mapping = False
+        self._answer: asyncio.Future[Report] | None = None
+        self._pulls: dict[int, asyncio.Future[int]] = {}
+        self._numbers = 0
+        self._tasks = [loop.create_task(self._listen())]
+        self._reaping = loop.create_task(self._reap())
+        self.on_released: Callable[[Lane], None] = lambda _: None
+
+    async def serve(self, token: bytes) -> None:
+        """As source: returns when the lane is ready to accept the one caller that proves `token`.
+
+        Raises:
+            TransportError: the lane refuses (the token's length, or it serves already).
+            ProcessLostError: the lane is gone.
+        """
+        framing.check_token(token)
+        await self._command(Serve(token))
+
+    async def connect(self, host: str, port: int, token: bytes, timeout_ms: float) -> None:
+        """As destination: connects to a serving lane and proves `token`; on failure the lane ends.
+
+        Raises:
+            TransportError: nobody serves there, or it doesn't accept the token or the regions.
+            DeadlineError: not within `timeout_ms`.
+            ProcessLostError: the lane is gone.
+        """
+        framing.check_token(token)
+        await self._command(
+            Connect(host, port, token, timeout_ms / 1000), timeout_ms / 1000 + COMMAND_DEADLINE
+        )
+
+    async def pull(self, spans: Sequence[Span]) -> int:
+        """Fetches spans from the other lane; several pulls may be under way (up to 64), in order.
+
+        Cancelling the call doesn't stop the transfer: bytes may land until `gone` or `release` returns.
+
+        Returns:
+            The bytes landed: all of them are in the memory of this lane's extents.
+
+        Raises:
+            TransportError: a span lies outside its region, or too many or too long ones (the lane
+                goes on); or the other lane failed.
+            DeadlineError: the transfer stood still.
+            ProcessLostError: the lane is gone.
+        """
+        packed = framing.pack_spans(spans)
+        if packed.size == 0:
+            return 0
+        self._check()
+        self._numbers += 1
+        number = self._numbers
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._pulls[number] = future
+        try:
+            await self._send(Pull(number, packed.tobytes()))
+            return await future
+        finally:
+            self._pulls.pop(number, None)
+
+    async def release(self, deadline_s: float = 5.0) -> None:
+        """Ends the lease cleanly; when it returns the lane has unmapped everything and serves anew.
+
+        Where that isn't possible (the peer is gone, or doesn't end within `deadline_s`) the process is
+        ended instead: either way nothing is mapped when this returns.
+        """
+        try:
+            await self._command(Release(deadline_s), deadline_s + COMMAND_DEADLINE)
+        except WorldMoveError as error:
+            self._fail(error)
+            await self.gone()
+        except BaseException:
+            self.abort()
+            raise
+        else:
+            self.move_id = None
+            self.on_released(self)
+
+    def abort(self) -> None:
+        """Kills the process; never waits. The memory is quiet once `gone` has returned."""
+        if self._process.returncode is None:
+            self._process.kill()
+        self._fail(ProcessLostError(f"lane {self.pid} was ended"))
+
+    async def gone(self) -> None:
+        """Returns when the process is reaped: nothing of it reads or writes any more."""
+        await asyncio.shield(self._reaping)
+
+    async def bind(
+        self,
+        move_id: str,
+        extents: Sequence[tuple[int, int]],
+        regions: Sequence[LaneRegion],
+        *,
+        writable: bool,
+    ) -> None:
+        """Maps extents (descriptor, bytes) and takes up a lease; used by `LanePool.lease`."""
+        self.move_id = move_id
+        # Populating a large arena is one system call, during which the lane can't give signs of life.
+        self._mapping = True
+        for first in range(0, len(extents), FDS_A_MESSAGE):
+            part = extents[first : first + FDS_A_MESSAGE]
+            await self._command(Extents([size for _, size in part], writable), fds=[fd for fd, _ in part])
+        rows = np.array([tuple(region) for region in regions], dtype="<i8")
+        await self._command(Bind(move_id, rows.tobytes()))
+        self._mapping, self._heard = False, self._loop.time()
+
+    async def ready(self) -> None:
+        """Returns when the process listens. Raises `ProcessLostError` or `DeadlineError`."""
+        answer = await self._await_answer(START_DEADLINE)
+        if not isinstance(answer, Ready):
+            raise ProcessLostError(f"lane {self.pid} began with {type(answer).__name__}")
+        self.port = answer.port
+        self._tasks.append(asyncio.get_running_loop().create_task(self._guard()))
+
+    async def _guard(self) -> None:
+        """A lane that stands still (stopped, or out of its mind) can't report itself."""
+        while True:
+            before = self._loop.time()
+            await asyncio.sleep(self._stall)
+            now = self._loop.time()
+            if now - before > 2 * self._stall:
+                continue
+            if now - self._heard > 2 * self._stall and not self._mapping:
+                self._fail(DeadlineError(f"lane {self.pid} gave no sign of life for {2 * self._stall} s"))
+
+    async def _command(
+        self, command: Command, deadline_s: float = COMMAND_DEADLINE, fds: Sequence[int] = ()
+    ) -> None:
+        async with self._commanding:
+            self._check()
+            waiting = self._expect()
+            try:
+                await self._send(command, fds)
+            except BaseException:
+                self.abort()
+                raise
+            answer = await self._await_answer(deadline_s, waiting)
+        if isinstance(answer, Refused):
+            raise TransportError(f"lane {self.pid}: {answer.reason}")
+
+    def _expect(self) -> asyncio.Future[Report]:
+        self._answer = asyncio.get_running_loop().create_future()
+        self._answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._answer
+
+    async def _await_answer(self, deadline_s: float, waiting: asyncio.Future[Report] | None = None) -> Report:
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await (waiting or self._expect())
+        except TimeoutError:
+            self.abort()
+            raise DeadlineError(f"lane {self.pid} did not answer within {deadline_s} s") from None
+        except asyncio.CancelledError:
+            # Its answer would be taken for the next command's: this lane can't be used again.
+            self.abort()
+            raise
+
+    async def _send(self, command: Command, fds: Sequence[int] = ()) -> None:
+        try:
+            await self._channel.send(command, fds)
+        except ConnectionLostError as error:
+            self._fail(ProcessLostError(f"lane {self.pid} is gone"))
+            raise self._loss() from error
+
+    def _check(self) -> None:
+        if self.lost.done():
+            raise self._loss()
+
+    def _loss(self) -> WorldMoveError:
+        error = self.lost.result()
+        return type(error)(error.message, **error.details)
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                report, fds = await self._channel.receive()
+                ipc.close_all(fds)
+                self._heard = self._loop.time()
+                self._take(report)
+        except TransportError:
+            # `_reap` tells how it ended.
+            if self._process.returncode is None:
+                self._process.kill()
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Pulled(number, nbytes):
+                future = self._pulls.get(number)
+                if future is not None and not future.done():
+                    future.set_result(nbytes)
+            case NotPulled(number, code, reason):
+                future = self._pulls.get(number)
+                if future is not None and not future.done():
+                    future.set_exception(self._error(code, reason))
+            case Failed(code, reason):
+                self._fail(self._error(code, reason))
+            case Alive():
+                pass
+            case Ready() | Done() | Refused():
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(report)
+
+    def _error(self, code: str, reason: str) -> WorldMoveError:
+        kind = ERRORS.get(code, TransportError)
+        return kind(f"lane {self.pid}: {reason}")
+
+    def _fail(self, error: WorldMoveError) -> None:
+        if self.lost.done():
+            return
+        self.lost.set_result(error)
+        waiting: list[asyncio.Future[Any]] = [*self._pulls.values()]
+        if self._answer is not None:
+            waiting.append(self._answer)
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._loss())
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def _reap(self) -> None:
+        await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._channel.close()
+        self._fail(ProcessLostError(f"lane {self.pid} ended with status {self._process.returncode}"))

@@ -1,0 +1,208 @@
+"""UCX as a `Transport`: one worker, driven by one task of the event loop.
+
+UCXX's own `request.wait()` polls the event loop for as long as anything is pending. Here one task
+progresses the worker in bounded bursts, settles what has completed, announces what has arrived, and
+once nothing moves it arms the worker and sleeps on its descriptor: an idle worker uses no CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from worldmove.errors import ConnectionLostError, DeadlineError, TransportError
+from worldmove.transport import ucx
+from worldmove.transport.ucx_connection import Pending, UcxConnection
+
+MAX_GREETING = 64
+BURST = 16
+"""Progress calls before the event loop gets its turn; each moves about one segment."""
+SPIN = 4
+"""Progress calls in a row that find nothing before the worker is armed."""
+IDLE_WAIT = 1.0
+"""Longest sleep in seconds: a safety net, nothing depends on it."""
+
+
+async def _address(host: str) -> str:
+    """The IPv4 address of a host: UCXX's listener binds no IPv6 ones."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, family=socket.AF_INET)
+    except OSError as error:
+        raise ConnectionLostError(f"{host!r} has no IPv4 address: {error}") from error
+    return str(found[0][4][0])
+
+
+class UcxListener:
+    """Greets callers in the background and hands out those that answer; see `Listener`."""
+
+    def __init__(self, transport: UcxTransport) -> None:
+        self._transport = transport
+        self._ready: asyncio.Queue[UcxConnection] = asyncio.Queue()
+        self._greeting: set[asyncio.Task[None]] = set()
+        self._listener, self.port = transport.worker.listen(self._on_call)
+
+    async def accept(self) -> UcxConnection:
+        """See `Listener.accept`."""
+        return await self._ready.get()
+
+    async def close(self) -> None:
+        """See `Listener.close`."""
+        self._listener = None
+        for task in tuple(self._greeting):
+            task.cancel()
+        await asyncio.gather(*self._greeting, return_exceptions=True)
+
+    def _on_call(self, endpoint: Any) -> None:
+        connection = self._transport.adopt(endpoint)
+        if len(self._greeting) + self._ready.qsize() >= MAX_GREETING or self._listener is None:
+            asyncio.get_running_loop().call_soon(connection.abort)
+            return
+        task = asyncio.get_running_loop().create_task(self._greet(connection))
+        self._greeting.add(task)
+        task.add_done_callback(self._greeting.discard)
+
+    async def _greet(self, connection: UcxConnection) -> None:
+        try:
+            await connection.greet()
+        except (TransportError, DeadlineError):
+            connection.abort()
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
+        else:
+            self._ready.put_nowait(connection)
+
+
+class UcxTransport:
+    """One UCX context and worker, driven by one task of the running event loop; see `Transport`."""
+
+    def __init__(self) -> None:
+        self.worker = ucx.Worker()
+        self._pending: list[Pending] = []
+        self._connections: list[UcxConnection] = []
+        self._ended: list[UcxConnection] = []
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._driver = asyncio.get_running_loop().create_task(self._drive())
+
+    async def listen(self) -> UcxListener:
+        """See `Transport.listen`."""
+        return UcxListener(self)
+
+    async def connect(self, host: str, port: int, deadline_s: float) -> UcxConnection:
+        """See `Transport.connect`."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._call(await _address(host), port)
+        except TimeoutError:
+            raise DeadlineError(f"{host}:{port} did not answer within {deadline_s} s") from None
+
+    async def _call(self, address: str, port: int) -> UcxConnection:
+        connection = self.adopt(self.worker.connect(address, port))
+        try:
+            await connection.greet()
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    async def close(self) -> None:
+        """See `Transport.close`."""
+        for connection in tuple(self._connections):
+            connection.abort()
+        self._stopping = True
+        self._wake.set()
+        await asyncio.shield(self._driver)
+
+    def adopt(self, endpoint: Any) -> UcxConnection:
+        """Takes an endpoint under the driver's care."""
+        connection = UcxConnection(self, endpoint)
+        self._connections.append(connection)
+        self._wake.set()
+        return connection
+
+    def track(self, pending: Pending) -> asyncio.Future[None]:
+        """Keeps a request until it has completed."""
+        if not pending.settle():
+            self._pending.append(pending)
+            self._wake.set()
+        return pending.future
+
+    def release(self, connection: UcxConnection, error: BaseException) -> None:
+        """Tells those who wait on a failed connection; its requests stay tracked."""
+        for item in self._pending:
+            if item.owner is connection:
+                item.finish(error)
+
+    async def drained(self, connection: UcxConnection) -> None:
+        """Returns when everything that the connection posted has completed or failed."""
+        while waiting := [i.future for i in self._pending if i.owner is connection and not i.future.done()]:
+            await asyncio.wait(waiting)
+
+    async def settled(self, connection: UcxConnection, deadline_s: float) -> None:
+        """Returns when UCX has let go of every buffer of an ended connection; raises `DeadlineError`."""
+        if waiting := [item.over for item in self._pending if item.owner is connection]:
+            _, late = await asyncio.wait(waiting, timeout=deadline_s)
+            if late:
+                raise DeadlineError(f"{len(late)} transfers did not end within {deadline_s} s")
+
+    def drop(self, connection: UcxConnection) -> None:
+        """Closes the connection's endpoint, once."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+            endpoint = connection.endpoint()
+            request = ucx.close(endpoint)
+            if request is not None:
+                self.track(Pending(request, endpoint, None))
+
+    def ended(self, connection: UcxConnection) -> None:
+        """Called by UCX from inside progress, where nothing may be done: notes it."""
+        self._ended.append(connection)
+
+    async def _drive(self) -> None:
+        try:
+            while not self._stopping or self._pending:
+                if self._step():
+                    await asyncio.sleep(0)
+                else:
+                    await self._sleep()
+        except TransportError as error:
+            for connection in tuple(self._connections):
+                connection.fail(error)
+
+    def _step(self) -> bool:
+        """One bounded burst; true if anything moved, completed or arrived."""
+        busy, misses = False, 0
+        for _ in range(BURST):
+            if self.worker.progress():
+                busy, misses = True, 0
+                continue
+            misses += 1
+            if misses == SPIN:
+                break
+        waiting = [item for item in self._pending if not item.settle()]
+        busy |= len(waiting) != len(self._pending)
+        self._pending = waiting
+        for connection in tuple(self._connections):
+            busy |= connection.poll()
+        ended, self._ended = self._ended, []
+        for connection in ended:
+            connection.fail(ConnectionLostError("UCX: the peer's endpoint is gone"))
+        return busy
+
+    async def _sleep(self) -> None:
+        """Waits for the worker's descriptor or for something to be posted; `IDLE_WAIT` is a safety net."""
+        if not self.worker.arm():
+            await asyncio.sleep(0)
+            return
+        loop = asyncio.get_running_loop()
+        descriptor = self.worker.descriptor
+        loop.add_reader(descriptor, self._wake.set)
+        timer = loop.call_later(IDLE_WAIT, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
+            loop.remove_reader(descriptor)
+        self._wake.clear()
