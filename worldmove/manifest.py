@@ -33,6 +33,8 @@ MAX_DTYPE = 32
 MAX_REGION_BYTES = 1 << 40
 MAX_SESSION_BYTES = 1 << 42
 MAX_HOST_STATE = 4 * 1024 * 1024
+MAX_HOST_STATES = 7 * 1024 * 1024
+"""Bytes of all ranks' host states together: a move carries them in one message."""
 
 RAW_DTYPES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1}
 """Element types that NumPy lacks; they are moved as raw bytes and viewed as unsigned integers."""
@@ -281,6 +283,12 @@ def _check_session(manifest: Manifest) -> None:
         raise ManifestError(
             f"ranks are {list(ranks)}; 0 to n - 1 without gaps, at most {MAX_RANKS}, are allowed",
             field="regions.rank",
+        )
+    if manifest.host_state_bytes * len(ranks) > MAX_HOST_STATES:
+        raise ManifestError(
+            f"host_state_bytes is {manifest.host_state_bytes} for {len(ranks)} ranks; "
+            f"{MAX_HOST_STATES} for all of them together are allowed",
+            field="host_state_bytes",
         )
 
 
