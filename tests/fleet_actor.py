@@ -14,15 +14,16 @@ While it generates freely (`run`), commands are done between two blocks. News ha
 
 Commands and their arguments:
 
-    use {host: bytes|lazy|none, share, work_ms}  how it generates: its host state, how much of a region a
-                                 block rewrites (1 part in `share`), how long a block takes at least
+    use {host: bytes|lazy|none, share, work_ms, pad}  how it generates: its host state, how much of a region
+                                 a block rewrites (1 part in `share`), how long a block takes at least, bytes
+                                 that are appended to the host state
     register {id?, regions, ...} as Worker.register         standby {regions, ...} as Worker.standby
     attach {id} · join {ticket} · join_standby {ticket}
     wait {timeout_s?}            until the standby is handed a world
     step {n}                     generates n blocks; a move away in one of them is error `session-moved`
     run · halt                   generates freely until halted or moved
     half                         begins a block and leaves it unfinished
-    about                        id, epoch, block, host_state (hex), tickets, closed
+    about                        id, epoch, block, host_state (hex, or a digest), tickets, closed
     dump {path}                  writes all regions of this rank to a file; answers name and length of each
     poke {name, offset, hex}     writes bytes, without a block
     revise {add, drop, resize}   as World.revise
@@ -39,7 +40,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fleet_world import SHARE, fill, flat, next_state, write_block
+from fleet_world import SHARE, core, fill, flat, next_state, shown, write_block
 
 from worldmove.executor.host import end_with_parent
 from worldmove.worker import SessionEndedError, SessionMoved, Standby, Worker, World, WorldMoveError
@@ -56,6 +57,7 @@ class Stack:
         self.host = "bytes"
         self.share = SHARE
         self.work_s = 0.0
+        self.pad = b""
         self._state = b""
 
     def _held(self) -> World:
@@ -65,7 +67,7 @@ class Stack:
 
     def _take(self, world: World) -> dict[str, Any]:
         self.world, self.standby = world, None
-        self._state = world.host_state
+        self._state = core(world.host_state, world.block_number)
         return self.do_about()
 
     def _mine(self) -> list[str]:
@@ -85,11 +87,13 @@ class Stack:
                 write_block(memory, block, self.share)
             time.sleep(max(0.0, due - time.monotonic()))
         self._state = next_state(self._state, world.rank, block)
-        host = {"bytes": self._state, "lazy": lambda: self._state, "none": None}[self.host]
+        state = self._state + self.pad
+        host = {"bytes": state, "lazy": lambda: state, "none": None}[self.host]
         world.boundary(host)
 
-    def do_use(self, host: str = "bytes", share: int = SHARE, work_ms: float = 0.0) -> None:
+    def do_use(self, host: str = "bytes", share: int = SHARE, work_ms: float = 0.0, pad: int = 0) -> None:
         self.host, self.share, self.work_s = host, share, work_ms / 1000
+        self.pad = bytes([0x5A]) * pad
 
     def do_register(self, **spec: Any) -> dict[str, Any]:
         return self._take(self.worker.register(**spec))
@@ -141,7 +145,7 @@ class Stack:
             "epoch": world.epoch,
             "rank": world.rank,
             "block": world.block_number,
-            "host_state": world.host_state.hex(),
+            "host_state": shown(world.host_state),
             "tickets": world.tickets,
             "closed": world.closed,
         }

@@ -32,7 +32,7 @@ from typing import Any, Self
 
 from fleet_node import END_S, MARK, Node, until
 from fleet_stack import Actor, ActorError
-from fleet_world import Twin
+from fleet_world import Twin, shown
 
 from worldmove.client import Client
 from worldmove.views import MigrationRequest, MigrationView, Receipt
@@ -221,7 +221,7 @@ def assert_world(actors: Sequence[Actor], twin: Twin, *, host_state: bool = True
     wrong = twin.differences(found)
     assert not wrong, wrong[:10]
     if host_state:
-        assert tuple(bytes.fromhex(each["host_state"]) for each in about) == twin.host_states
+        assert [each["host_state"] for each in about] == [shown(state) for state in twin.host_states]
 
 
 __all__ = ["Actor", "ActorError", "Fleet", "Node", "Twin", "assert_world", "until"]

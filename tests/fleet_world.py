@@ -43,6 +43,18 @@ def write_block(memory: Flat, block: int, share: int = SHARE) -> None:
     memory[-1:] += np.uint8(3)
 
 
+def core(host_state: bytes, block: int) -> bytes:
+    """A host state of `block` without its padding."""
+    return host_state[: 32 * (1 + block % 3)] if block else b""
+
+
+def shown(host_state: bytes) -> str:
+    """A host state in hex, a long one as its digest."""
+    if len(host_state) <= 4096:
+        return host_state.hex()
+    return f"{len(host_state)} bytes, blake2b {hashlib.blake2b(host_state).hexdigest()}"
+
+
 def next_state(state: bytes, rank: int, block: int) -> bytes:
     """Host state after `block`: depends on all blocks before, and changes its length."""
     digest = hashlib.blake2b(state + bytes([rank]) + block.to_bytes(8, "little"), digest_size=32).digest()
@@ -56,12 +68,16 @@ class Twin:
         regions: as registered.
         host: `none` if the stack hands over no host state.
         share: as the actors are told.
+        pad: bytes that the stack appends to each host state.
     """
 
-    def __init__(self, regions: Sequence[Region], *, host: str = "bytes", share: int = SHARE) -> None:
+    def __init__(
+        self, regions: Sequence[Region], *, host: str = "bytes", share: int = SHARE, pad: int = 0
+    ) -> None:
         self.block = 0
         self.host = host
         self.share = share
+        self.pad = bytes([0x5A]) * pad
         self.regions: dict[str, Region] = {region.name: region for region in regions}
         self.memory: dict[str, Flat] = {r.name: np.zeros(r.nbytes, np.uint8) for r in regions}
         self._states: dict[int, bytes] = {region.rank: b"" for region in regions} or {0: b""}
@@ -69,7 +85,11 @@ class Twin:
     @property
     def host_states(self) -> tuple[bytes, ...]:
         """Of every rank, as of `block`."""
-        return tuple(b"" if self.host == "none" else self._states[rank] for rank in sorted(self._states))
+        if not self.block:
+            return (b"",) * len(self._states)
+        return tuple(
+            b"" if self.host == "none" else self._states[rank] + self.pad for rank in sorted(self._states)
+        )
 
     def to(self, block: int) -> Twin:
         """Generates on to `block`."""

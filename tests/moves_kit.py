@@ -41,6 +41,7 @@ class Traveller:
         at: the node where it is registered.
         host: `bytes`, `lazy` or `none`.
         share: a block rewrites one part in so many.
+        pad: bytes that are appended to each host state.
         spec: more fields of the registration and of every standby.
 
     Attributes:
@@ -56,13 +57,14 @@ class Traveller:
         at: str = "A",
         host: str = "bytes",
         share: int = SHARE,
+        pad: int = 0,
         **spec: Any,
     ) -> None:
         self.fleet = fleet
         self.session = fleet.unique(session)
-        self.twin = Twin(regions, host=host, share=share)
+        self.twin = Twin(regions, host=host, share=share, pad=pad)
         self.at = at
-        self._use = {"host": host, "share": share}
+        self._use = {"host": host, "share": share, "pad": pad}
         self._spec = spec
         self._stacks: dict[str, list[Actor]] = {}
         self.actors = self._at(at)

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from fleet_kit import Fleet
-from moves_kit import WAYS, Traveller
+from moves_kit import WAYS, Traveller, spec_for
 
+from worldmove.errors import ManifestError
 from worldmove.manifest import RAW_DTYPES, Region
 
 LEAF = 64 * 1024
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,11 @@ CONTENTS = {
         [Region(f"{name}{rank}", "bfloat16", (40_001,), rank=rank) for name in "kv" for rank in (0, 1)],
         {},
     ),
+    "host state as large as it may be": (of_sizes(9), {"host_state_bytes": 4 * MIB, "pad": 4 * MIB - 96}),
+    "host states as large as they may be together": (
+        [Region(f"r{rank}", "uint8", (9,), rank=rank) for rank in (0, 1)],
+        {"host_state_bytes": 7 * MIB // 2, "pad": 7 * MIB // 2 - 96},
+    ),
     "more than a batch": (of_sizes(20_000_000, 7_000_001), {"share": 64}),
 }
 
@@ -91,6 +98,13 @@ def test_the_comparison_sees_a_single_byte(fleet: Fleet) -> None:
     assert world.twin.differences(world.actors[0].dump()) == [
         f"r0: {3 * LEAF} of {3 * LEAF} bytes, differs from byte {LEAF + 5} on, at block 3"
     ]
+
+
+def test_more_host_state_than_a_move_carries_is_refused(fleet: Fleet) -> None:
+    regions = [Region(f"r{rank}", "uint8", (9,), rank=rank) for rank in (0, 1)]
+    with pytest.raises(ManifestError) as refused:
+        fleet["A"].client.register(spec_for(regions, host_state_bytes=7 * MIB // 2 + 1))
+    assert refused.value.details["field"] == "host_state_bytes"
 
 
 def test_leaves_follow_from_the_stride() -> None:

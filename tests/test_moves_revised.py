@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fleet_kit import ActorError, Fleet, assert_world
+from fleet_kit import ActorError, Fleet, assert_world, until
 from moves_kit import Traveller, receipt_of
 
 from worldmove.errors import ManifestError
@@ -79,6 +79,31 @@ def test_a_standby_of_the_old_regions_is_refused(fleet: Fleet) -> None:
     world.step(2)
     assert_world(world.actors, world.twin, host_state=False)
     assert fleet.owner(world.session) == "A"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_while_a_move_waits_for_a_slow_rank(fleet: Fleet, path: str) -> None:
+    """The pause is wanted; the rank that revises comes to a boundary too early for it, and goes on."""
+    world = Traveller(fleet, "w", [Region(f"k{rank}", "int32", (30_000,), rank=rank) for rank in (0, 1)])
+    standing = world.stand_by("B")
+    quick, slow = world.actors
+    slow.run(work_ms=300)
+    quick.run(work_ms=50)
+    until(lambda: quick.block > slow.block + 2, "one rank is ahead")
+    client = fleet.client
+    asked = client.migrate(MigrationRequest(session_id=world.session, destination="B", live=False, path=path))
+    for view in client.migration_events(asked.id):
+        if view.state == "pausing":
+            break
+    change = {"resize": {"k1": [40_000]}, "add": [Region("late", "uint8", (99,), rank=1)]}
+    world.twin.to(slow.ask("revise", **change)["block"])
+    world.twin.revise(**change)
+    ended = client.wait(asked.id)
+    assert (ended.state, ended.code) == ("aborted", "revised")
+    slow.ask("use")
+    world.halted()
+    fleet["B"].client.drop_standby(standing.id)
+    world.go("B", path=path)
 
 
 def test_during_a_move_it_aborts_and_the_next_one_works(fleet: Fleet) -> None:

@@ -8,6 +8,7 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,10 @@ from worldmove.views import MigrationRequest, MigrationView, SessionEvent
 
 MIB = 1 << 20
 PATHS = ["local", "staged"]
+STATES = (
+    *("requested", "admitted", "prepared", "copying", "pausing"),
+    *("finishing", "verifying", "committed", "adopted", "released"),
+)
 REGIONS = [
     Region("k", "bfloat16", (3, 30_001)),
     Region("v", "float32", (20_000,)),
@@ -141,6 +146,20 @@ def test_a_world_without_a_worker_moves_if_that_is_allowed(fleet: Fleet, path: s
     assert taker.ask("attach", id=world.session, fingerprint={"stack": "fleet tests"})["block"] == 3
     world.take([taker], "B")
     world.go("A", path=path)
+
+
+def test_both_ranks_of_a_world_without_workers_are_taken_up(fleet: Fleet) -> None:
+    world = Traveller(fleet, "w", [Region(f"k{rank}", "float32", (30_000,), rank=rank) for rank in (0, 1)])
+    world.step(3)
+    for actor in world.actors:
+        actor.ask("close")
+    until(lambda: fleet.client.session(world.session).state == "unattended", "the session is unattended")
+    fleet.moved(world.session, "B", allow_unattended=True)
+    takers = [fleet.actor("B"), fleet.actor("B")]
+    (ticket,) = takers[0].ask("attach", id=world.session, fingerprint={"stack": "fleet tests"})["tickets"]
+    takers[1].ask("join", ticket=ticket)
+    world.take(takers, "B")
+    world.go("A", path="staged")
 
 
 def test_an_attachment_that_would_not_generate_the_same_bits_is_refused(fleet: Fleet) -> None:
@@ -272,6 +291,24 @@ def test_an_id_that_is_used_again_has_news_again(fleet: Fleet) -> None:
     fleet.moved(str(spec.id), "B", allow_unattended=True)
     assert [event.type for event in listener.heard()] == ["registered", "ended", "registered", "moving"]
     assert arriving.result(10)["epoch"] == 3
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_move_tells_how_it_goes(fleet: Fleet, live: bool) -> None:
+    world = Traveller(fleet, "w", [Region("k", "uint8", (8 * MIB,))])
+    standing = world.stand_by("B")
+    world.run()
+    asked = fleet.client.migrate(MigrationRequest(session_id=world.session, destination="B", live=live))
+    views = list(fleet.client.migration_events(asked.id))
+    world.arrive(standing, "B")
+    places = [STATES.index(view.state) for view in views]
+    assert places == sorted(places)
+    assert (views[-1].state, views[-1].receipt is not None) == ("released", True)
+    for earlier, later in pairwise(views):
+        assert (earlier.round, earlier.sent_bytes) <= (later.round, later.sent_bytes)
+        assert earlier.elapsed_ms <= later.elapsed_ms
+    assert views[-1].round == len(receipt_of(views[-1]).rounds)
+    assert views[-1].sent_bytes >= 8 * MIB
 
 
 def test_every_node_keeps_the_receipt(fleet: Fleet) -> None:
