@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -111,6 +112,20 @@ async def test_a_worker_without_a_connection_still_has_its_world(kit: HostKit) -
     await kit.changes.wait(slot, "attached", count=2)
     pause = await slot.ranks.pause(5)
     assert_pause(slot, pause)
+
+
+async def test_a_forked_child_does_not_keep_the_rank(kit: HostKit) -> None:
+    slot, (worker,) = await kit.session()
+    await worker("step", n=2)
+    child = (await worker("fork"))["pid"]
+    try:
+        await worker("step")
+        await worker.kill()
+        await kit.changes.wait(slot, "lost")
+        pause = await slot.ranks.pause(1, allow_unattended=True)
+        assert_pause(slot, pause)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 async def test_a_rank_that_stands_when_its_connection_breaks_comes_back_standing(kit: HostKit) -> None:

@@ -22,6 +22,7 @@ from hosting_worker import host_state, pattern
 
 from worldmove.errors import (
     AlreadyMovingError,
+    ConflictError,
     DeadlineError,
     FingerprintMismatchError,
     ManifestError,
@@ -183,6 +184,19 @@ async def test_a_standby_waits_with_a_time_limit_and_can_be_dropped(kit: HostKit
     assert await worker.hear() == {"error": "session-ended", "message": "dropped", "details": "{}"}
     with pytest.raises(NotFoundError):
         kit.host.standby(slot.id)
+
+
+async def test_what_an_aborted_move_brought_is_not_taken_for_a_later_one(kit: HostKit) -> None:
+    slot, (worker,) = await kit.standby()
+    kit.host.load(slot, 50, [b"of the aborted move"])
+    kit.host.bind(slot, "move-2")
+    hand_over(kit, slot, slot.manifest, 49)
+    await worker("wait")
+    await worker("step", lazy=True)
+    await worker.kill()
+    await kit.changes.wait(slot, "lost")
+    with pytest.raises(ConflictError):
+        await slot.ranks.pause(1, allow_unattended=True)
 
 
 async def test_host_states_must_fit_the_ranks(kit: HostKit) -> None:

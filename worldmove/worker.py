@@ -17,6 +17,7 @@ the wire, for stacks in other languages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ from worldmove.errors import (
     ValidationError,
     WorldMoveError,
 )
+from worldmove.ipc import close_all
 from worldmove.manifest import Manifest, Region, Source, validate
 from worldmove.sdk.link import Link
 from worldmove.sdk.memory import as_region
@@ -58,11 +60,22 @@ class Worker:
         url: of the node, on this host: descriptors come over its Unix socket.
         token: bearer token of the role `worker`, where the node wants one.
         timeout: seconds for one REST call; registering includes allocating the memory.
+        tls_ca: PEM file of the authorities that are trusted with an `https` node; the system's if left out.
+
+    Raises:
+        ConfigError: `tls_ca` can't be used.
     """
 
-    def __init__(self, url: str, token: str | None = None, *, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout: float = 60.0,
+        tls_ca: Path | str | None = None,
+    ) -> None:
         self.url = url
-        self._api = NodeApi(url, token, timeout)
+        self._api = NodeApi(url, token, timeout, tls_ca)
 
     def __enter__(self) -> Worker:
         return self
@@ -186,11 +199,12 @@ class Worker:
 
     def _world(self, ticket: Ticket, others: tuple[str, ...]) -> World:
         link, fds = Link.enter(ticket.socket, ticket.token)
-        memory = map_rank(link, fds)
         welcome = link.welcome
         if welcome.session_id is None:
+            close_all(fds)
             link.close()
             raise ConflictError("the ticket is a standby's; join_standby takes it")
+        memory = map_rank(link, fds)
         block = link.page.block(welcome.rank)
         known = link.page.has_host_state(welcome.rank, block)
         state = link.page.host_state(welcome.rank, block) if known else b""
@@ -208,6 +222,10 @@ class Worker:
 
     def _standby(self, ticket: Ticket, others: tuple[str, ...]) -> Standby:
         link, fds = Link.enter(ticket.socket, ticket.token)
+        if link.welcome.session_id is not None:
+            close_all(fds)
+            link.close()
+            raise ConflictError("the ticket is a session's; join takes it")
         memory = map_rank(link, fds)
         path = standby_path(ticket.id)
         return Standby(ticket.id, link, memory, others, lambda: self._api.end(path))

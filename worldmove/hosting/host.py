@@ -27,7 +27,7 @@ from worldmove.errors import (
     WorldMoveError,
 )
 from worldmove.hosting.door import Door, Entry
-from worldmove.hosting.making import Name, make_slot, restore_slot
+from worldmove.hosting.making import Name, Owner, make_slot, restore_slot
 from worldmove.hosting.memory import Arenas, take
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.shelf import Keeping, Shelf
@@ -35,7 +35,9 @@ from worldmove.hosting.slots import Slot
 from worldmove.hosting.tickets import TicketBook
 from worldmove.ipc import close_all
 from worldmove.manifest import Manifest, differences
+from worldmove.memory.arena import free_arenas
 from worldmove.page.messages import Ended, Hello, Moved, Rejoin, Revise, Welcome
+from worldmove.tasks import Tasks
 from worldmove.views import SessionSpec, Ticket
 
 log = structlog.get_logger(__name__)
@@ -77,6 +79,8 @@ class Host:
         self._on_change = on_change
         self._tickets = TicketBook()
         self._door = Door(socket_path, self)
+        self._freeing = Tasks(self._not_freed)
+        self._owner = Owner(self._changed, self._discard)
 
     def start(self) -> None:
         """Opens the door. Call `recover` first where a former incarnation may have left slots.
@@ -96,6 +100,7 @@ class Host:
         self._slots.clear()
         self.sessions.clear()
         self.standbys.clear()
+        await self._freeing.join()
 
     # Opening and closing
 
@@ -135,11 +140,11 @@ class Host:
         holding = await take(spec.manifest, self._arenas, "worldmove-arena")
         try:
             slot = make_slot(
-                name, holding, spec.fingerprint, self._changed, incarnation=self.incarnation, epoch=epoch
+                name, holding, spec.fingerprint, self._owner, incarnation=self.incarnation, epoch=epoch
             )
         except BaseException:
             self._arenas.release(holding.counted_bytes)
-            close_all(holding.fds)
+            self._discard(holding.fds)
             raise
         try:
             await self._shelf.put(slot)
@@ -164,7 +169,7 @@ class Host:
         slots = []
         for record, fds in await self._shelf.found():
             try:
-                slot = restore_slot(record, fds, self.incarnation, self._changed)
+                slot = restore_slot(record, fds, self.incarnation, self._owner)
             except WorldMoveError as error:
                 log.warning("slot.unreadable", slot=record.id, code=error.code, reason=error.message)
                 continue
@@ -365,6 +370,13 @@ class Host:
         await self._shelf.put(held)
         if held.key in self._slots:
             held.ranks.page.set_revisions(rank, held.revisions[rank])
+
+    def _discard(self, fds: Sequence[int]) -> None:
+        """Closes descriptors beside the event loop: the last close of an arena takes a while."""
+        self._freeing.spawn(free_arenas(fds))
+
+    def _not_freed(self, error: BaseException) -> None:
+        log.warning("arenas.free", reason=str(error))
 
     def _changed(self, slot: Slot, change: Change) -> None:
         if change == "attached" and slot.key in self._slots:

@@ -15,7 +15,12 @@ from worldmove.manifest import LeafMap, Manifest
 from worldmove.page.control import ControlPage, create_page
 from worldmove.page.messages import Adopted
 
-OnChange = Callable[[Slot, Change], None]
+
+class Owner(NamedTuple):
+    """What a slot calls: with news of its ranks, and with descriptors that nobody needs any more."""
+
+    on_change: Callable[[Slot, Change], None]
+    discard: Callable[[Sequence[int]], None]
 
 
 class Name(NamedTuple):
@@ -30,7 +35,7 @@ def make_slot(
     name: Name,
     holding: Holding,
     fingerprint: Mapping[str, str],
-    on_change: OnChange,
+    owner: Owner,
     *,
     incarnation: int,
     epoch: int,
@@ -45,11 +50,12 @@ def make_slot(
         holding=holding,
         pages=_pages(holding.manifest, incarnation, epoch, name.session_id),
         secrets=tuple(secrets.token_urlsafe(32) for _ in holding.manifest.ranks),
-        on_change=on_change,
+        on_change=owner.on_change,
+        discard=owner.discard,
     )
 
 
-def restore_slot(record: SlotRecord, fds: Sequence[int], incarnation: int, on_change: OnChange) -> Slot:
+def restore_slot(record: SlotRecord, fds: Sequence[int], incarnation: int, owner: Owner) -> Slot:
     """The slot that a record describes, with a new control page before the former ones. Owns `fds`.
 
     Raises:
@@ -92,7 +98,8 @@ def restore_slot(record: SlotRecord, fds: Sequence[int], incarnation: int, on_ch
         secrets=record.secrets,
         revisions=record.revisions,
         adopted=adopted,
-        on_change=on_change,
+        on_change=owner.on_change,
+        discard=owner.discard,
     )
     slot.bound = record.bound
     return slot

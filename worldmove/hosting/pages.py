@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from worldmove.errors import ProtocolError
+from worldmove.errors import ConflictError, ProtocolError
 from worldmove.ipc import close_all
 from worldmove.page.control import MAX_BLOCK, ControlPage, RankState
 
@@ -61,6 +61,20 @@ class Pages:
         remembered = block == 0 or self.page.has_host_state(rank, block)
         return remembered and self.page.consistent(rank)
 
+    def check_left(self, rank: int, *, seated: bool) -> None:
+        """Checks that nobody has a rank in his hands, and that it was left in the state of a boundary.
+
+        Raises:
+            ConflictError: its last worker lives (`seated`: is connected), or left it in the middle of a
+                block or without the host state of its last one.
+        """
+        if seated or self.occupied(rank):
+            raise ConflictError(f"rank {rank} is in the hands of a worker", rank=rank)
+        if not self.left_well(rank):
+            raise ConflictError(
+                f"rank {rank}'s worker left in the middle of a block, or without its host state", rank=rank
+            )
+
     def quiet(self, rank: int, *, foreign: bool) -> bool:
         """Whether, beside that, nobody writes any more.
 
@@ -94,6 +108,7 @@ class Pages:
                 f"{len(host_states)} host states at block {block} for {self.page.ranks} ranks"
             )
         for rank, state in enumerate(host_states):
+            self.page.forget_host_states(rank)
             self.page.put_host_state(rank, block, state)
             self.page.publish(rank, block)
             self.page.set_state(rank, RankState.STOPPED)

@@ -106,19 +106,12 @@ class Ranks:
         """Checks that a worker may take up the rank.
 
         Raises:
-            ConflictError: its last worker lives, or left it in the middle of a block or without the host
-                state of its last one; or the session is not here any more.
+            ConflictError: it has one, or as `Pages.check_left`; or the session is not here any more.
         """
         if self._final is not None:
             raise ConflictError(f"the session has {self.state}")
         self._look_back()
-        if self._ranks[number].seat is not None or self._pages.occupied(number):
-            raise ConflictError(f"rank {number} is in the hands of a worker", rank=number)
-        if not self._pages.left_well(number):
-            raise ConflictError(
-                f"rank {number}'s worker left in the middle of a block, or without its host state",
-                rank=number,
-            )
+        self._pages.check_left(number, seated=self._ranks[number].seat is not None)
 
     def _look_back(self) -> None:
         for rank in self._ranks:

@@ -72,6 +72,7 @@ class Slot:
         revisions: Sequence[int] = (),
         adopted: Adopted | None = None,
         on_change: Callable[[Slot, Change], None],
+        discard: Callable[[Sequence[int]], None],
     ) -> None:
         self.key = key
         self.id = slot_id
@@ -90,6 +91,7 @@ class Slot:
         self._pins = 0
         self._unused: list[int] = []
         self._on_change = on_change
+        self._discard = discard
 
     def __repr__(self) -> str:
         kind = "standby" if self.session_id is None else "session"
@@ -221,8 +223,8 @@ class Slot:
         self._sweep()
 
     def _sweep(self) -> None:
-        if self._pins == 0:
-            close_all(self._unused)
+        if self._pins == 0 and self._unused:
+            self._discard(tuple(self._unused))
             self._unused.clear()
 
 

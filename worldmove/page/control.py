@@ -346,6 +346,11 @@ class ControlPage:
             raise ConflictError(f"the page holds no host state of rank {rank} for block {block}")
         return data
 
+    def forget_host_states(self, rank: int) -> None:
+        """Empties both slots: another world's blocks must never be taken for this one's."""
+        slots = self.base(rank) + SLOTS
+        self.words[slots] = self.words[slots + 2] = NEVER
+
     def has_host_state(self, rank: int, block: int) -> bool:
         """Whether a slot holds the host state of `block`."""
         return self.words[self.base(rank) + SLOTS + 2 * (block & 1)] == block

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -93,6 +94,7 @@ class Link:
             while len(fds) < len(link.welcome.extents):
                 fds += _expect(channel, Memory)[1]
             _check_count(fds, len(link.welcome.extents))
+            _forget_in_children(link)
         except BaseException:
             close_all(fds)
             link.close()
@@ -331,6 +333,18 @@ class Link:
             self.page.close()
             os.close(self._page_fd)
             self._page_fd = -1
+
+
+def _forget_in_children(link: Link) -> None:
+    """A forked child must not keep connection and lock alive when the worker dies."""
+    reference = weakref.ref(link)
+
+    def forget() -> None:
+        inherited = reference()
+        if inherited is not None:
+            inherited.close()
+
+    os.register_at_fork(after_in_child=forget)
 
 
 def _check_count(fds: Sequence[int], announced: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +11,7 @@ import msgspec
 
 from worldmove.errors import PeerError, WorldMoveError
 from worldmove.sdk.problems import error_of
+from worldmove.tls import client_context
 from worldmove.views import Registration, SessionView
 
 
@@ -20,11 +22,22 @@ class NodeApi:
         url: of the node.
         token: bearer token of the role `worker`.
         timeout: seconds for one call; registering many gigabytes takes a while.
+        tls_ca: PEM file of the authorities that are trusted; the system's own if left out.
+
+    Raises:
+        ConfigError: `tls_ca` can't be used.
     """
 
-    def __init__(self, url: str, token: str | None, timeout: float) -> None:
+    def __init__(self, url: str, token: str | None, timeout: float, tls_ca: Path | str | None = None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout)
+        # A proxy from the environment would be shown the token, and can't reach this host's loopback.
+        self._http = httpx.Client(
+            base_url=url.rstrip("/"),
+            headers=headers,
+            timeout=timeout,
+            trust_env=False,
+            verify=client_context(tls_ca),
+        )
 
     def open(self, path: str, body: dict[str, Any]) -> Registration:
         """Registers a session, a standby or an attachment.
