@@ -69,7 +69,8 @@ class DescriptorDoor:
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        # Out of descriptors, or the caller is gone already: the next event tries again.
+        with contextlib.suppress(OSError):
             while self._socket is not None:
                 accepted, _ = self._socket.accept()
                 channel: Channel[Fetch] = Channel(accepted, Fetch)

@@ -99,7 +99,7 @@ class DestinationMove(Driver):
         try:
             berth = await self._admit_berth(action.hello)
         except WorldMoveError as error:
-            rejected = m.Rejected(code=error.code, message=error.message, details=error.details)
+            rejected = m.Rejected(code=error.code, message=error.message[: m.MAX_TEXT], details=error.details)
             self.post(p.AdmitRefused(rejected=rejected))
             return
         if self.machine.ended:
@@ -352,15 +352,14 @@ class DestinationMove(Driver):
 
     async def _finish(self, _action: p.Finish) -> None:
         """Everything of the move goes; a standby that was not used waits again, its memory wiped."""
-        if self.machine.state is State.RELEASED:
-            await self._let_go()
-        else:
-            await self._clean_up()
-        self._pins.close()
-        await self._close_peer()
-        if not self.done.done():
-            self.done.set_result(None)
-        self.changed.set()
+        try:
+            if self.machine.state is State.RELEASED:
+                await self._let_go()
+            else:
+                await self._clean_up()
+        finally:
+            self._pins.close()
+            await self.end()
 
     async def _let_go(self) -> None:
         try:

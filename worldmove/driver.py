@@ -20,7 +20,7 @@ from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.config import Settings
 from worldmove.descriptors import DescriptorDoor
-from worldmove.errors import LedgerError, ProtocolError, WorldMoveError
+from worldmove.errors import LedgerError, NotFoundError, ProtocolError, WorldMoveError
 from worldmove.executor.pool import ExecutorPool
 from worldmove.gate import Gate
 from worldmove.ledger.base import Ledger
@@ -117,6 +117,7 @@ class Driver:
         self._work = Tasks(self._on_error)
         self._peer_tasks = Tasks(self._on_peer_error)
         self._ledger_turn = asyncio.Lock()
+        self._timers: list[asyncio.TimerHandle] = []
         self._performers = self._actions()
 
     def _actions(self) -> dict[type[p.Action], Perform]:
@@ -137,6 +138,14 @@ class Driver:
     def waits_for_ledger(self) -> bool:
         """Whether only the ledger's record can tell how it goes on."""
         return self.machine.state in (State.SETTLING, State.RECLAIMING)
+
+    def later(self, milliseconds: float, call: Callable[[], None]) -> None:
+        """Calls something unless the move has ended by then."""
+        self._timers.append(asyncio.get_running_loop().call_later(milliseconds / 1000, call))
+
+    def limit(self, milliseconds: float) -> None:
+        """Gives the move up if it is not committed by then."""
+        self.later(milliseconds, lambda: self.fail("deadline", f"not committed within {milliseconds:g} ms"))
 
     def fail(self, code: str, message: str) -> None:
         """Gives the move up, unless it is committed or over already."""
@@ -236,8 +245,21 @@ class Driver:
             self.log.info("peer did not take the last words")
         await self._peer_tasks.cancel()
 
+    async def end(self) -> None:
+        """The last thing of a move: the peer hears the rest, and whoever waits for `done` goes on."""
+        for timer in self._timers:
+            timer.cancel()
+        try:
+            await self._close_peer()
+        finally:
+            if not self.done.done():
+                self.done.set_result(None)
+            self.changed.set()
+
     async def abandon(self) -> None:
         """Ends the driver without a word: the node goes at once, the record tells the next one what was."""
+        for timer in self._timers:
+            timer.cancel()
         for group in (self._work, self._tasks, self._peer_tasks):
             await group.cancel()
         if not self.done.done():
@@ -249,6 +271,10 @@ class Driver:
             while True:
                 try:
                     record = await self.services.ledger.settle(self.session_id, self.move_id)
+                except NotFoundError:
+                    self.log.warning("the ledger does not know the session; the move never began")
+                    self.post(p.RecordSettled(outcome="aborted"))
+                    return
                 except LedgerError as error:
                     self.log.warning("ledger does not answer; the move waits for it", error=str(error))
                     await asyncio.sleep(LEDGER_RETRY_S)

@@ -10,7 +10,7 @@ history, and changes nothing.
         └► rejected                                                              │
                           released ◄─ adopted ◄─ committed ◄─────────────────────┘
     any state before committed ─► settling ─► aborted | committed | adopted
-    committed ─► reclaiming ─► aborted (the source has its world back) | adopted
+    committed ─► reclaiming ─► adopted | aborted (the source has its world back)
 
 Three ideas carry the guarantee:
 
@@ -21,6 +21,9 @@ Three ideas carry the guarantee:
   same record, so exactly one of the two happened, whatever was lost on the way.
 * **Only a record resumes or wipes.** `ResumeWorld`, `ReleaseWorld` and `WipeMemory` are issued by rules
   that answer what the ledger said (or that precede the record's first change).
+
+At the source `reclaiming` is also where a peer's word that it adopted is held against the record: a world
+is given up on the record's word only, and taken back if the record does not say so in time.
 
 Events that can still arrive after a side gave up (a table that was being read, a pause that succeeded
 in the same moment) have rows too: they are answered by nothing.
@@ -161,7 +164,7 @@ SOURCE: Table = {
     **_rows((State.COMMITTED,), _GIVING_UP, source.doubts),
     (State.SETTLING, p.RecordSettled): source.settled,
     (State.RECLAIMING, p.RecordSettled): source.reclaimed,
-    (State.RECLAIMING, m.Adopted): source.adopted,
+    (State.RECLAIMING, m.Adopted): source.adopted_late,
     **_late((State.ADOPTED,), (m.Progress, m.Verified, m.Committed, m.Adopted, p.RecordSettled)),
     (State.ADOPTED, p.WorldReleased): source.released,
 }

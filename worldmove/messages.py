@@ -33,7 +33,8 @@ MAX_LEAVES = MAX_SESSION_BYTES // MIN_LEAF
 MAX_LANES = 64
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Text = Annotated[str, Meta(max_length=4096)]
+MAX_TEXT = 4096
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Secret = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=MAX_SESSION_BYTES)]
 RoundNumber = Annotated[int, Meta(ge=1, le=1000)]

@@ -213,8 +213,6 @@ class ResumeWorld(Action, frozen=True, kw_only=True):
 class ReleaseWorld(Action, frozen=True, kw_only=True):
     """Source: the record says that the destination owns the session: tell the worker, free the memory."""
 
-    endpoint: str | None
-
 
 class Admit(Action, frozen=True, kw_only=True):
     """Destination: look for a standby and everything else that admission asks for."""

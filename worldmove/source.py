@@ -13,7 +13,7 @@ from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.digest import LeafTable
 from worldmove.driver import Driver, PeerChannel, Perform, Services
-from worldmove.errors import LostRaceError, PeerError, WorldMoveError
+from worldmove.errors import LostRaceError, MoveAbortedError, PeerError, WorldMoveError
 from worldmove.hosting.ranks import Pause
 from worldmove.ledger import records
 from worldmove.ledger.records import MoveRef, SessionRecord
@@ -91,11 +91,7 @@ class SourceMove(Driver):
 
     def begin(self) -> None:
         """Starts the move."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(
-            self.hello.deadline_ms / 1000,
-            lambda: self.fail("deadline", f"not committed within {self.hello.deadline_ms:g} ms"),
-        )
+        self.limit(self.hello.deadline_ms)
         self._tasks.spawn(self._open())
 
     async def _open(self) -> None:
@@ -109,7 +105,14 @@ class SourceMove(Driver):
 
     def _handle(self, event: object) -> None:
         self.account.note(event)
+        before = self.machine.state
         super()._handle(event)
+        if self.machine.state is State.COMMITTED and before is not State.COMMITTED:
+            # A peer that answers pings and hangs would leave the world standing: the record then decides.
+            self.later(
+                self.services.settings.peer_timeout_ms,
+                lambda: self._give_up("peer", "committed, and no word of an adoption", committed=True),
+            )
         if self.machine.state not in (State.REQUESTED, State.REJECTED, State.ABORTED):
             self._answer(None)
 
@@ -232,9 +235,8 @@ class SourceMove(Driver):
         if self._pause is not None:
             self._pause.resume()
 
-    async def _release_world(self, action: p.ReleaseWorld) -> None:
-        endpoint = action.endpoint or self.session.record.endpoint
-        self.session.leave(self.destination, endpoint)
+    async def _release_world(self, _action: p.ReleaseWorld) -> None:
+        self.session.leave(self.destination, self.session.record.endpoint)
         await self._close_path()
         self.post(p.WorldReleased())
 
@@ -255,11 +257,14 @@ class SourceMove(Driver):
         if self._token is not None:
             self.services.door.withdraw(self._token)
         lanes, self._lanes = self._lanes, []
+        await asyncio.gather(*(self._release_lane(lane) for lane in lanes))
+        await self._reader.close()
+
+    async def _release_lane(self, lane: Lane) -> None:
         try:
-            await asyncio.gather(*(lane.release() for lane in lanes))
+            await lane.release()
         except WorldMoveError as error:
             self.log.info("lane ended instead of being released", error=str(error))
-        await self._reader.close()
 
     async def _await_adoption(self, _action: p.AwaitAdoption) -> None:
         """The destination has the peer's time to adopt; then the world is taken back by a swap."""
@@ -285,15 +290,15 @@ class SourceMove(Driver):
 
     async def _finish(self, _action: p.Finish) -> None:
         facts = self.machine.facts
-        if self._quiet is not None:
-            await asyncio.shield(self._quiet)
-        else:
-            await self._close_path()
-        self._answer(self.account.rejection(facts.code, facts.message))
-        await self.account.write(self.services.ledger, self.machine, self.session.record.epoch)
-        self._pins.close()
-        self.session.end_move(self)
-        await self._close_peer()
-        if not self.done.done():
-            self.done.set_result(None)
-        self.changed.set()
+        try:
+            if self._quiet is not None:
+                await asyncio.shield(self._quiet)
+            else:
+                await self._close_path()
+            self._answer(self.account.rejection(facts.code, facts.message))
+            await self.account.write(self.services.ledger, self.machine, self.session.record.epoch)
+        finally:
+            self._answer(MoveAbortedError("the move ended unexpectedly", reason="internal"))
+            self._pins.close()
+            self.session.end_move(self)
+            await self.end()

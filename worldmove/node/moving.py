@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import math
 import secrets
+import ssl
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 
@@ -18,6 +19,7 @@ from worldmove.driver import PeerChannel, Services
 from worldmove.errors import (
     AlreadyMovingError,
     ConflictError,
+    DeadlineError,
     FramingError,
     LedgerError,
     NotFoundError,
@@ -35,7 +37,7 @@ from worldmove.ledger.records import NodeInfo
 from worldmove.node.admitting import Admission
 from worldmove.node.metrics import Metrics
 from worldmove.node.moveviews import of_destination, of_receipt, of_source
-from worldmove.node.peers import connect_peer
+from worldmove.node.peers import ClientChannel, connect_peer
 from worldmove.receipts import rejection_error
 from worldmove.sessions import Berth, Session, SessionBook
 from worldmove.source import SourceMove
@@ -55,6 +57,7 @@ class Moves:
         book: the node's sessions.
         admission: for sessions that come.
         peer_token: the bearer token for other nodes, or `None` where there are no tokens.
+        peer_tls: for connections to nodes that serve TLS.
     """
 
     def __init__(
@@ -63,13 +66,16 @@ class Moves:
         book: SessionBook,
         admission: Admission,
         metrics: Metrics,
+        *,
         peer_token: Callable[[], str | None],
+        peer_tls: Callable[[], ssl.SSLContext],
     ) -> None:
         self._services = services
         self._book = book
         self._admission = admission
         self._metrics = metrics
         self._peer_token = peer_token
+        self._peer_tls = peer_tls
         self._running: dict[str, AnyMove] = {}
         self._ended: OrderedDict[str, MigrationView] = OrderedDict()
         self._closing = False
@@ -104,8 +110,7 @@ class Moves:
         hello = self._hello(session, request, move_id)
 
         async def connect() -> PeerChannel:
-            timeout_ms = self._services.settings.peer_timeout_ms
-            return await connect_peer(node.url, move_id, self._peer_token(), timeout_ms)
+            return await self._call(node, move_id)
 
         if session.move is not None:
             raise AlreadyMovingError(
@@ -125,7 +130,7 @@ class Moves:
         required = {"state_bytes": float(session.slot.manifest.nbytes)}
         timeout_ms = self._services.settings.peer_timeout_ms
         try:
-            channel = await connect_peer(node.url, move_id, self._peer_token(), timeout_ms)
+            channel = await self._call(node, move_id)
             try:
                 await channel.send(m.encode(hello))
                 async with asyncio.timeout(timeout_ms / 1000):
@@ -140,6 +145,10 @@ class Moves:
         if not isinstance(answer, m.Admitted):
             raise PeerError(f"node {node.name} gave no verdict")
         return DryRun(admissible=True, required=required, available=answer.available)
+
+    async def _call(self, node: NodeInfo, move_id: str) -> ClientChannel:
+        timeout_ms = self._services.settings.peer_timeout_ms
+        return await connect_peer(node.url, move_id, self._peer_token(), timeout_ms, self._peer_tls())
 
     async def _locate(self, request: MigrationRequest) -> tuple[Session, NodeInfo]:
         ledger, name = self._services.ledger, self._services.claim.name
@@ -278,9 +287,14 @@ class Moves:
         Raises:
             FramingError: the first message is no hello, or of another move than the address says.
             UnauthorizedError: the move is known here already.
+            DeadlineError: the peer says nothing.
         """
-        async with asyncio.timeout(self._services.settings.peer_timeout_ms / 1000):
-            hello = m.decode(await channel.receive())
+        timeout_ms = self._services.settings.peer_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                hello = m.decode(await channel.receive())
+        except TimeoutError as error:
+            raise DeadlineError(f"no hello came within {timeout_ms:g} ms") from error
         if not isinstance(hello, m.Hello) or hello.move_id != channel.move_id:
             raise FramingError("the first message must be the hello of the move in the address")
         if hello.dry_run:
@@ -289,6 +303,7 @@ class Moves:
         if hello.move_id in self._running or hello.move_id in self._ended:
             raise UnauthorizedError(f"move {hello.move_id!r} was opened before")
         move = DestinationMove(self._services, hello, self._admit)
+        move.limit(hello.deadline_ms + self._services.settings.peer_timeout_ms)
         self._keep(move)
         move.post(hello)
         move.start_peer(channel)
@@ -303,7 +318,7 @@ class Moves:
         try:
             path = self._admission.check(hello)
         except WorldMoveError as error:
-            return m.Rejected(code=error.code, message=error.message, details=error.details)
+            return m.Rejected(code=error.code, message=error.message[: m.MAX_TEXT], details=error.details)
         return m.Admitted(incarnation=self._services.claim.incarnation, path=path, lanes=0)
 
     def on_slot_change(self, slot: Slot, change: Change) -> None:

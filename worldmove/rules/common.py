@@ -12,6 +12,7 @@ from worldmove import protocol as p
 from worldmove.protocol import Action, State
 from worldmove.rounds import RoundPolicy, Taken
 
+MAX_CODE = 256
 replace = msgspec.structs.replace
 
 
@@ -115,7 +116,7 @@ def note_reason(facts: Facts, event: p.Failed | p.PeerLost | m.Abort) -> Facts:
 def tell(event: p.Failed | p.PeerLost | m.Abort) -> tuple[Action, ...]:
     """The peer learns of a failure on this side, not of its own."""
     if isinstance(event, p.Failed):
-        return (p.Send(message=m.Abort(code=event.code, message=event.message)),)
+        return (p.Send(message=m.Abort(code=event.code[:MAX_CODE], message=event.message[: m.MAX_TEXT])),)
     return ()
 
 

@@ -147,8 +147,8 @@ def cannot_adopt(facts: Facts, event: p.Failed) -> Step:
 def settled(facts: Facts, event: p.RecordSettled) -> Step:
     """Obeys the record after giving up, or after a swap that lost or whose reply was lost.
 
-    Where it says `adopted`, nobody here has been told yet: adopting once more does that. Nothing is wiped while
-    a path is open.
+    Where it says `adopted`, nobody here has been told yet: adopting once more does that. Nothing is wiped
+    while a path is open.
     """
     if event.outcome in ("committed", "adopted"):
         return Step(State.COMMITTED, facts, (p.AdoptRecord(block=_sealed(facts).block),))

@@ -125,9 +125,15 @@ def committed(facts: Facts, event: m.Committed) -> Step:
 
 
 def adopted(facts: Facts, event: m.Adopted) -> Step:
-    """The destination generates: the worker learns it, the memory goes."""
+    """The peer says that it generates: the record must say so too before anything is given up here."""
     _require_next(facts, event.epoch)
-    return Step(State.ADOPTED, facts, (p.ReleaseWorld(endpoint=event.endpoint),))
+    return Step(State.RECLAIMING, facts, (p.AwaitAdoption(),))
+
+
+def adopted_late(facts: Facts, event: m.Adopted) -> Step:
+    """The record is being asked already."""
+    _require_next(facts, event.epoch)
+    return Step(State.RECLAIMING, facts)
 
 
 def _require_next(facts: Facts, epoch: int) -> None:
@@ -149,7 +155,9 @@ def settled(facts: Facts, event: p.RecordSettled) -> Step:
     if event.outcome == "committed":
         return Step(State.RECLAIMING, facts, (p.AwaitAdoption(),))
     if event.outcome == "adopted":
-        return Step(State.ADOPTED, facts, (p.ReleaseWorld(endpoint=None),))
+        return Step(State.ADOPTED, facts, (p.ReleaseWorld(),))
+    if facts.code is None:
+        facts = replace(facts, code="reclaimed", message="the destination did not adopt in time")
     return Step(State.ABORTED, facts, (p.ResumeWorld(), p.Finish(code=facts.code, message=facts.message)))
 
 
