@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from api import openapi, problems
 from api.facade import NodeFacade
 from api.guard import Guard
+from api.limits import Limits
 from api.routes import health, migrations, peers, sessions, standbys
 from api.security import Security
 
@@ -48,6 +49,7 @@ def create_app(node: NodeFacade) -> App:
     )
     app.state.node = node
     app.state.security = security
+    app.state.limits = Limits(node.settings)
     app.state.stopping = asyncio.Event()
     problems.install(app)
     for module in (health, sessions, standbys, migrations, peers):

@@ -9,10 +9,12 @@ from typing import Any
 
 import structlog
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from api import problems
-from api.security import Security
+from api.security import ANYBODY, Security
+from worldmove.errors import UnauthorizedError
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -39,7 +41,7 @@ class _RefusedError(Exception):
 
 
 class Guard:
-    """ASGI middleware: refuses foreign hosts and long or slow bodies before anything is parsed."""
+    """ASGI middleware: refuses foreign hosts, strangers, long and slow bodies before anything is parsed."""
 
     def __init__(self, app: App, security: Security) -> None:
         self._app = app
@@ -78,6 +80,7 @@ class Guard:
 
         try:
             _same_host(misdirected)
+            self._known(scope, headers)
             body = await _body(receive, headers, limit_of(scope["path"]))
             await self._app(scope, receive if body is None else _replay(body, receive), watched)
         except _RefusedError as refused:
@@ -85,6 +88,21 @@ class Guard:
         finally:
             elapsed = round((time.monotonic() - started) * 1000, 3)
             log.debug("request", method=scope["method"], path=scope["path"], status=status, ms=elapsed)
+
+    def _known(self, scope: Scope, headers: Headers) -> None:
+        """Nobody's body is read, let alone parsed, before the caller has shown a token that is known."""
+        if not _has_body(headers) or not self._security.guarded:
+            return
+        try:
+            self._security.check(HTTPConnection(scope), ANYBODY)
+        except UnauthorizedError as error:
+            answer = problems.of_error(error)
+            answer.headers["Connection"] = "close"
+            raise _RefusedError(answer) from None
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 def _same_host(misdirected: bool) -> None:

@@ -47,6 +47,7 @@ _HTTP_CODES = {
     413: "too-large",
     415: "media-type",
     421: "misdirected",
+    431: "too-large",
 }
 _STANDARD = frozenset({"type", "title", "status", "detail", "instance", "code"})
 _DEFAULT_RETRY_MS = 1000.0
@@ -76,7 +77,7 @@ def response(
     body: dict[str, Any] = {name: value for name, value in (details or {}).items() if name not in _STANDARD}
     body |= {
         "type": TYPE_PREFIX + code,
-        "title": HTTPStatus(status).phrase,
+        "title": phrase(status),
         "status": status,
         "detail": detail,
         "code": code,
@@ -95,6 +96,11 @@ def of_error(error: WorldMoveError) -> Response:
     if status == 401:
         headers["WWW_Authenticate"] = "Bearer"
     return response(status, error.code, error.message, error.details, **headers)
+
+
+def phrase(status: int) -> str:
+    """The standard phrase of a status."""
+    return HTTPStatus(status).phrase
 
 
 def of_http(status: int, detail: str, **headers: str) -> Response:

@@ -3,6 +3,8 @@
 Without a token file the node serves loopback only. Everybody on the host may then use it, but web pages
 in a browser of this host may not: requests that name another host (DNS rebinding) and connections that
 carry an `Origin` are refused.
+
+Peers need a certificate beside their token where the node serves TLS and has a CA for them.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Security:
             ConfigError: the token file is wrong.
         """
         self._file = TokenFile(settings.token_file) if settings.token_file is not None else None
+        self._mutual = settings.tls_cert is not None and settings.tls_ca is not None
         names = {settings.http.host.lower(), "localhost"}
         if settings.advertise is not None:
             names.add((urlsplit(settings.advertise).hostname or "").lower())
@@ -50,6 +53,21 @@ class Security:
         bare = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
         return bare.lower() in self._names or is_loopback(bare)
 
+    def check_peer(self, connection: HTTPConnection) -> None:
+        """Lets another node pass: by its token, and by its certificate where both sides have one.
+
+        Raises:
+            UnauthorizedError: no certificate of the CA; and as `check`.
+        """
+        tls = connection.scope.get("extensions", {}).get("tls", {})
+        if self._mutual and not tls.get("client_cert_name"):
+            raise UnauthorizedError("peers need a certificate that an authority of tls_ca has signed")
+        self.check(connection, PEER)
+
+    def role_of(self, connection: HTTPConnection) -> str:
+        """The caller's roles in one word, `anybody` without a token file; raises as `check`."""
+        return "+".join(sorted(self._roles(connection))) if self.guarded else "anybody"
+
     def check(self, connection: HTTPConnection, roles: tuple[Role, ...]) -> None:
         """Lets the caller pass if its token has one of `roles`.
 
@@ -57,16 +75,19 @@ class Security:
             UnauthorizedError: no token, or an unknown one.
             ForbiddenError: a token of another role.
         """
+        if self.guarded and not self._roles(connection).intersection(roles):
+            raise ForbiddenError(f"this needs a token of role {' or '.join(roles)}", roles=list(roles))
+
+    def _roles(self, connection: HTTPConnection) -> frozenset[Role]:
         if self._file is None:
-            return
+            return frozenset()
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN:
             raise UnauthorizedError("a bearer token is required")
         found = self._file.current().roles(token)
         if not found:
             raise UnauthorizedError("the token is unknown")
-        if not found.intersection(roles):
-            raise ForbiddenError(f"this needs a token of role {' or '.join(roles)}", roles=list(roles))
+        return found
 
 
 def requires(roles: tuple[Role, ...]) -> Callable[[HTTPConnection], Awaitable[None]]:

@@ -20,9 +20,11 @@ import uvloop
 from api import logs
 from api.app import create_app
 from api.facade import NodeFacade
+from api.wire import HttpConnection, PeerConnection
 from worldmove.config import Settings, make_run_dir
 from worldmove.errors import ConfigError, WorldMoveError
 from worldmove.messages import MAX_MESSAGE
+from worldmove.tls import NodeTls
 
 BACKLOG = 1024
 DRAIN_SECONDS = 5
@@ -110,7 +112,8 @@ async def _serve(settings: Settings, listener: socket.socket, ready_fd: int | No
     url = settings.url(listener.getsockname()[1])
     node = make(settings, url)
     app = create_app(node)
-    server = _Server(_uvicorn(app, settings))
+    tls = NodeTls.of(settings) if settings.tls_cert is not None else None
+    server = _Server(_uvicorn(app, settings, tls))
     with _signals() as signalled:
         first = asyncio.ensure_future(signalled.get())
         started = asyncio.ensure_future(node.start())
@@ -177,14 +180,15 @@ async def _stop(
     return code
 
 
-def _uvicorn(app: object, settings: Settings) -> uvicorn.Config:
+def _uvicorn(app: object, settings: Settings, tls: NodeTls | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type] # FastAPI's own type is narrower than uvicorn's
         log_config=None,
         access_log=False,
         lifespan="off",
-        http="httptools",
-        ws="websockets-sansio",
+        http=HttpConnection,
+        ws=PeerConnection,
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls.server(),
         ws_max_size=MAX_MESSAGE,
         # Leaf tables don't compress; the keep-alive finds a peer that vanished without a word.
         ws_per_message_deflate=False,
@@ -214,6 +218,8 @@ def _announce(settings: Settings, url: str, ready_fd: int | None) -> None:
     sys.stderr.write(f"listening on {url}{guarded}\n")
     sys.stderr.flush()
     log.info("node is up", name=settings.name, url=url)
+    if not settings.loopback and settings.tls_cert is None:
+        log.warning("a network is served without TLS: tokens travel in clear", http=str(settings.http))
     if ready_fd is not None:
         with open(ready_fd, "wb", closefd=True) as pipe:  # noqa: PTH123 - a descriptor
             pipe.write(url.encode() + b"\n")

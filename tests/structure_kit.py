@@ -21,6 +21,7 @@ ORDER = (
     "digest",
     "delta",
     "tokens",
+    "tls",
     "messages",
     "protocol",
     "rounds",

@@ -101,7 +101,7 @@ def test_commands_and_their_options_are_documented(name: str) -> None:
     document = text("docs/options.md")
     row = next(line for line in document.splitlines() if line.startswith(f"| `{name}`"))
     options = [flag for item in COMMANDS[name].params for flag in item.opts if flag.startswith("--")]
-    shared = ("--url", "--token", "--json")
+    shared = ("--url", "--token", "--tls-ca", "--json")
     searched = document if name == "worldmove serve" else row
     missing = [flag for flag in options if flag not in shared and f"`{flag}" not in searched]
     assert not missing

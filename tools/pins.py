@@ -1,7 +1,7 @@
 """Writes constraints.txt: the exact version of everything that a checkout installs, transitive ones too.
 
-`make pins` runs it. It asks pip to resolve the project afresh for the `host`, `cu13` and `dev` extras, and
-installs nothing. The `cu12` extra is left out: its CUDA bindings exclude those of `cu13`.
+`make pins` runs it. It asks pip to resolve the project afresh for the `host`, `cu13`, `dev` and `fuzz`
+extras, and installs nothing. The `cu12` extra is left out: its CUDA bindings exclude those of `cu13`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "host,cu13,dev"
+EXTRAS = "host,cu13,dev,fuzz"
 
 
 def requirements() -> list[str]:

@@ -45,6 +45,11 @@ class Settings:
     http: HttpAddress = DEFAULT_HTTP
     advertise: str | None = None
     token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    register_rate: float = 500.0
+    move_rate: float = 50.0
     gate_rate: float | None = None
     min_gbps: float = 0.0
     path: PathChoice = "auto"
@@ -72,10 +77,14 @@ class Settings:
         """Whether the node can be reached from its own host only."""
         return is_loopback(self.http.host)
 
+    @property
+    def scheme(self) -> str:
+        """`https` where the node serves TLS itself."""
+        return "http" if self.tls_cert is None else "https"
+
     def url(self, port: int) -> str:
         """What other nodes and clients are told: `advertise`, or the bound address with the real port."""
-        scheme_and_host = f"http://{HttpAddress(self.http.host, port)}"
-        return self.advertise or scheme_and_host
+        return self.advertise or f"{self.scheme}://{HttpAddress(self.http.host, port)}"
 
 
 def load(
@@ -188,10 +197,21 @@ def _check_together(settings: Settings) -> None:
             option="faults",
             value=settings.faults,
         )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        missing = "tls_key" if settings.tls_key is None else "tls_cert"
+        raise ConfigError(
+            f"{missing} is missing; tls_cert and tls_key are allowed together only", option=missing
+        )
+    if settings.tls_cert is not None and settings.url(0).startswith("http:"):
+        raise ConfigError(
+            f"advertise is {settings.advertise!r} and the node serves TLS; an https URL is allowed",
+            option="advertise",
+            value=settings.advertise,
+        )
     if host in ("0.0.0.0", "::") and settings.advertise is None:  # noqa: S104 - compared, not bound
         raise ConfigError(
             f"advertise is missing and http is {settings.http}; nobody can connect to that address, "
-            f"so give the URL that others reach, such as http://{socket.gethostname()}:{settings.http.port}",
+            f"so give the URL that others reach, such as {settings.scheme}://{socket.gethostname()}:{settings.http.port}",
             option="advertise",
         )
 

@@ -118,6 +118,12 @@ class InadmissibleError(RejectedError):
     code = "inadmissible"
 
 
+class RateLimitedError(RejectedError):
+    """The client asks more often than it may; `details` has `retry_after_ms`."""
+
+    code = "rate-limited"
+
+
 class GateFullError(RejectedError):
     """The receiver has no room for another inbound move."""
 

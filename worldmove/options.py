@@ -236,6 +236,37 @@ OPTIONS: tuple[Option, ...] = (
         "Bearer tokens by role, read again when it changes. Without it only loopback is served.",
     ),
     Option(
+        "tls_cert",
+        _file,
+        "a PEM file with the node's certificate and its intermediates",
+        "Serves https (and wss for peers) with this certificate. Read again when it changes.",
+    ),
+    Option(
+        "tls_key",
+        _file,
+        "the PEM file of tls_cert's private key, closed to others, without a passphrase",
+        "Private key of the certificate.",
+    ),
+    Option(
+        "tls_ca",
+        _file,
+        "a PEM file of CA certificates",
+        "Authorities of peers: they must show a certificate of one (mutual TLS), and only such nodes are "
+        "called. Default: the system's authorities, and peers are known by their token alone.",
+    ),
+    Option(
+        "register_rate",
+        _number(0, 1_000_000),
+        "registrations a second, 0 to 1000000",
+        "What one client (role and address) may register, sessions and standbys together. 0: no limit.",
+    ),
+    Option(
+        "move_rate",
+        _number(0, 1_000_000),
+        "requests a second, 0 to 1000000",
+        "How many moves one client (role and address) may ask for. 0: no limit.",
+    ),
+    Option(
         "gate_rate",
         parse_rate,
         "a rate such as 10Gbit or 500Mbit",

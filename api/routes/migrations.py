@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from api import problems
 from api.deps import After, IdempotencyKey, IdPath, Limit, NodeDep, Stopping, answer, stream
+from api.limits import limited
 from api.openapi import describes
 from api.schemas import MigrationBody
 from api.security import ANYBODY, OPERATOR, requires
@@ -29,6 +30,7 @@ from worldmove.errors import (
     NotOwnerError,
     NoWorkerError,
     PeerError,
+    RateLimitedError,
     SamePlaceError,
     ValidationError,
 )
@@ -50,6 +52,7 @@ _REFUSALS = (
     GateFullError,
     NoMemoryError,
     NoWorkerError,
+    RateLimitedError,
     PeerError,
     LedgerError,
 )
@@ -58,7 +61,7 @@ _REFUSALS = (
 @router.post(
     "",
     status_code=202,
-    dependencies=_OPERATOR,
+    dependencies=[*_OPERATOR, Depends(limited("move"))],
     responses=describes(202, MigrationView) | describes(200, DryRun) | problems.documented(*_REFUSALS),
 )
 async def migrate(

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, WebSocket
 from api import problems
 from api.channel import WebSocketChannel
 from api.facade import NodeFacade
-from api.security import PEER, Security
+from api.security import Security
 from worldmove.errors import ConnectionLostError, FramingError, UnauthorizedError, WorldMoveError
 
 router = APIRouter()
@@ -24,7 +24,7 @@ async def peer(websocket: WebSocket, move_id: MoveId) -> None:
     node: NodeFacade = websocket.app.state.node
     security: Security = websocket.app.state.security
     try:
-        security.check(websocket, PEER)
+        security.check_peer(websocket)
     except UnauthorizedError as error:
         await websocket.send_denial_response(problems.of_error(error))
         return

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from api import problems
 from api.deps import After, IdPath, Limit, NodeDep, Stopping, answer, stream
+from api.limits import limited
 from api.openapi import describes
 from api.schemas import AttachBody, BoundaryBody, SessionBody
 from api.security import ANYBODY, WORKER, requires
@@ -24,6 +25,7 @@ from worldmove.errors import (
     NotFoundError,
     NotOwnerError,
     NoWorkerError,
+    RateLimitedError,
     SessionExistsError,
     ValidationError,
 )
@@ -37,9 +39,11 @@ _WORKER = [Depends(requires(WORKER))]
 @router.post(
     "",
     status_code=201,
-    dependencies=_WORKER,
+    dependencies=[*_WORKER, Depends(limited("register"))],
     responses=describes(201, Registration)
-    | problems.documented(ValidationError, ManifestError, SessionExistsError, NoMemoryError),
+    | problems.documented(
+        ValidationError, ManifestError, SessionExistsError, NoMemoryError, RateLimitedError
+    ),
 )
 async def register(body: SessionBody, node: NodeDep) -> Response:
     """Registers a running world; the answer says where its ranks fetch their descriptors."""

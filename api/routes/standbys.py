@@ -7,10 +7,18 @@ from starlette.responses import Response
 
 from api import problems
 from api.deps import IdPath, NodeDep, answer
+from api.limits import limited
 from api.openapi import describes
 from api.schemas import StandbyBody
 from api.security import WORKER, requires
-from worldmove.errors import ConflictError, ManifestError, NoMemoryError, NotFoundError, ValidationError
+from worldmove.errors import (
+    ConflictError,
+    ManifestError,
+    NoMemoryError,
+    NotFoundError,
+    RateLimitedError,
+    ValidationError,
+)
 from worldmove.views import Registration
 
 router = APIRouter(prefix="/v1/standbys", tags=["standbys"], dependencies=[Depends(requires(WORKER))])
@@ -19,8 +27,9 @@ router = APIRouter(prefix="/v1/standbys", tags=["standbys"], dependencies=[Depen
 @router.post(
     "",
     status_code=201,
+    dependencies=[Depends(limited("register"))],
     responses=describes(201, Registration)
-    | problems.documented(ValidationError, ManifestError, NoMemoryError),
+    | problems.documented(ValidationError, ManifestError, NoMemoryError, RateLimitedError),
 )
 async def open_standby(body: StandbyBody, node: NodeDep) -> Response:
     """Registers a waiting worker and reserves its memory; a move binds it to a session."""

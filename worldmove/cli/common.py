@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -36,6 +37,15 @@ Token = Annotated[
         envvar="WORLDMOVE_TOKEN",
         show_default=False,
         help="Bearer token. Better in the environment: a command line is seen by everybody on the host.",
+    ),
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        envvar="WORLDMOVE_TLS_CA",
+        show_default=False,
+        help="PEM file of the authorities that are trusted with an https node. Default: the system's.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")]
@@ -92,7 +102,11 @@ def report(error: WorldMoveError, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def client_of(url: str, token: str | None) -> Iterator[Client]:
-    """A client that is closed afterwards."""
-    with Client(url, token) as client:
+def client_of(url: str, token: str | None, tls_ca: Path | None) -> Iterator[Client]:
+    """A client that is closed afterwards.
+
+    Raises:
+        ConfigError: `tls_ca` can't be used.
+    """
+    with Client(url, token, tls_ca=tls_ca) as client:
         yield client

@@ -17,6 +17,7 @@ from worldmove.cli.common import (
     DEFAULT_URL,
     Json,
     Limit,
+    TlsCa,
     Token,
     Url,
     client_of,
@@ -36,9 +37,9 @@ moves_app = typer.Typer(
 )
 
 
-def nodes(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+def nodes(url: Url = DEFAULT_URL, token: Token = None, tls_ca: TlsCa = None, as_json: Json = False) -> None:
     """List the nodes of the fleet, as the ledger knows them."""
-    with reporting(as_json), client_of(url, token) as client:
+    with reporting(as_json), client_of(url, token, tls_ca) as client:
         found = client.nodes()
     if as_json:
         emit({"nodes": found})
@@ -62,15 +63,17 @@ def _pages(
 @sessions_app.callback()
 def sessions(
     context: typer.Context,
+    *,
     url: Url = DEFAULT_URL,
     token: Token = None,
+    tls_ca: TlsCa = None,
     limit: Limit = 100,
     as_json: Json = False,
 ) -> None:
     """List the sessions of a node."""
     if context.invoked_subcommand is not None:
         return
-    with reporting(as_json), client_of(url, token) as client:
+    with reporting(as_json), client_of(url, token, tls_ca) as client:
         found, following = _pages(client.sessions, "sessions", limit)
     if as_json:
         emit({"sessions": found, "next": following})
@@ -84,10 +87,11 @@ def session(
     session_id: Annotated[str, typer.Argument(metavar="ID")],
     url: Url = DEFAULT_URL,
     token: Token = None,
+    tls_ca: TlsCa = None,
     as_json: Json = False,
 ) -> None:
     """Show one session, also one that another node owns."""
-    with reporting(as_json), client_of(url, token) as client:
+    with reporting(as_json), client_of(url, token, tls_ca) as client:
         found: SessionView = client.session(session_id)
     if as_json:
         emit(found)
@@ -98,15 +102,17 @@ def session(
 @moves_app.callback()
 def moves(
     context: typer.Context,
+    *,
     url: Url = DEFAULT_URL,
     token: Token = None,
+    tls_ca: TlsCa = None,
     limit: Limit = 100,
     as_json: Json = False,
 ) -> None:
     """List the moves that a node knows, newest first."""
     if context.invoked_subcommand is not None:
         return
-    with reporting(as_json), client_of(url, token) as client:
+    with reporting(as_json), client_of(url, token, tls_ca) as client:
         found, following = _pages(client.migrations, "migrations", limit)
     if as_json:
         emit({"migrations": found, "next": following})
@@ -120,10 +126,11 @@ def show_move(
     migration_id: Annotated[str, typer.Argument(metavar="ID")],
     url: Url = DEFAULT_URL,
     token: Token = None,
+    tls_ca: TlsCa = None,
     as_json: Json = False,
 ) -> None:
     """Show one move and its receipt."""
-    with reporting(as_json), client_of(url, token) as client:
+    with reporting(as_json), client_of(url, token, tls_ca) as client:
         _show(client.migration(migration_id), as_json)
 
 
@@ -132,10 +139,11 @@ def cancel_move(
     migration_id: Annotated[str, typer.Argument(metavar="ID")],
     url: Url = DEFAULT_URL,
     token: Token = None,
+    tls_ca: TlsCa = None,
     as_json: Json = False,
 ) -> None:
     """Cancel a move: it aborts to its source, unless it was committed already."""
-    with reporting(as_json), client_of(url, token) as client:
+    with reporting(as_json), client_of(url, token, tls_ca) as client:
         _show(client.cancel(migration_id), as_json)
 
 
@@ -154,11 +162,12 @@ def _more(following: str | None) -> None:
 def watch(
     url: Url = DEFAULT_URL,
     token: Token = None,
+    tls_ca: TlsCa = None,
     interval: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two looks.")] = 1.0,
     as_json: Json = False,
 ) -> None:
     """Watch a node, its sessions and moves until Ctrl-C; with --json one look as a document."""
-    with reporting(as_json), client_of(url, token) as client:
+    with reporting(as_json), client_of(url, token, tls_ca) as client:
         if as_json:
             emit(_look(client))
             return

@@ -16,6 +16,7 @@ from worldmove.cli.common import (
     DEFAULT_URL,
     EXIT_FAILED,
     Json,
+    TlsCa,
     Token,
     Url,
     client_of,
@@ -62,10 +63,11 @@ def move(
     wait: Annotated[bool, typer.Option("--wait", help="Stay until it has ended; 0 only if it went.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
+    tls_ca: TlsCa = None,
     as_json: Json = False,
 ) -> None:
     """Move a session to another node."""
-    with reporting(as_json), client_of(url, token) as client:
+    with reporting(as_json), client_of(url, token, tls_ca) as client:
         chosen: PathChoice | None = None if path is None else path.value
         request = MigrationRequest(
             session_id=session,

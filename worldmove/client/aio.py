@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -12,6 +13,7 @@ from worldmove.client import calls
 from worldmove.client.answers import EventReader, error_of, event_view, owner_of, unreachable, view_of
 from worldmove.client.calls import EVENT_SILENCE, TIMEOUT, Call
 from worldmove.errors import ConnectionLostError, NotOwnerError
+from worldmove.tls import client_context
 from worldmove.views import (
     ENDED_STATES,
     BoundaryView,
@@ -40,18 +42,30 @@ class AsyncClient:
     reached, DeadlineError where it doesn't answer.
     """
 
-    def __init__(self, url: str, token: str | None = None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        timeout: float = TIMEOUT,
+        tls_ca: Path | str | None = None,
+    ) -> None:
         """Connects lazily.
 
         Args:
             url: of any node.
             token: bearer token.
             timeout: seconds for an answer.
+            tls_ca: PEM file of the authorities that are trusted; the system's own if left out.
+
+        Raises:
+            ConfigError: `tls_ca` can't be used.
         """
         self.url = url.rstrip("/")
         self._timeout = timeout
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
+        self._http = httpx.AsyncClient(
+            headers=headers, timeout=timeout, trust_env=False, verify=client_context(tls_ca)
+        )
         self._moves: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
@@ -174,7 +188,7 @@ class AsyncClient:
             try:
                 return view_of(call, await self._send(call, base)), base
             except NotOwnerError as error:
-                owner = owner_of(error, tried)
+                owner = owner_of(error, tried, base)
                 if owner is None:
                     raise
                 tried.add(base := owner)

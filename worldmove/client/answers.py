@@ -65,10 +65,15 @@ def view_of(call: Call[T], response: httpx.Response) -> T:
         raise PeerError(f"{call.method} {call.path}: the answer has another form: {error}") from error
 
 
-def owner_of(error: NotOwnerError, tried: set[str]) -> str | None:
-    """Where to ask instead, unless it was asked already or is no address."""
+def owner_of(error: NotOwnerError, tried: set[str], base: str) -> str | None:
+    """Where to ask instead, unless it was asked already or is no address.
+
+    From a node that `base` reaches by TLS nothing leads to one without: the token would travel in clear.
+    """
     url = error.details.get("owner_url")
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        return None
+    if base.startswith("https:") and not url.startswith("https:"):
         return None
     url = url.rstrip("/")
     return None if url in tried else url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
@@ -51,10 +52,13 @@ class ClientChannel:
         await self._connection.close(code, reason[:120])
 
 
-async def connect_peer(url: str, move_id: str, token: str | None, timeout_ms: float) -> ClientChannel:
+async def connect_peer(
+    url: str, move_id: str, token: str | None, timeout_ms: float, tls: ssl.SSLContext | None = None
+) -> ClientChannel:
     """Opens the control connection of a move to the node at `url`.
 
-    A peer that does not answer pings for `timeout_ms` is gone: so a stopped process is noticed.
+    A peer that does not answer pings for `timeout_ms` is gone: so a stopped process is noticed. `tls` is
+    for an `https` URL: whom this node trusts, and its own certificate.
 
     Raises:
         PeerError: unreachable, or it does not accept this node.
@@ -66,6 +70,7 @@ async def connect_peer(url: str, move_id: str, token: str | None, timeout_ms: fl
         async with asyncio.timeout(seconds):
             connection = await connect(
                 target,
+                ssl=tls if target.startswith("wss:") else None,
                 additional_headers=headers,
                 max_size=MAX_MESSAGE,
                 compression=None,

@@ -34,6 +34,7 @@ from worldmove.node.recovery import Recovery, recover
 from worldmove.node.registering import Registrar
 from worldmove.sessions import SessionBook
 from worldmove.tasks import Tasks
+from worldmove.tls import NodeTls
 from worldmove.tokens import TokenFile
 from worldmove.transport.pool import LanePool
 from worldmove.views import (
@@ -83,6 +84,7 @@ class Node:
         self._rates: dict[str, float] = {}
         self._tasks = Tasks(self._on_task_error)
         self._tokens = TokenFile(settings.token_file) if settings.token_file else None
+        self._tls = NodeTls.of(settings)
         self._budget = MemoryBudget(settings.memory_limit)
         self._executors = ExecutorPool(settings.executors, on_event=self._on_process_event)
         self._lanes = LanePool(
@@ -144,7 +146,14 @@ class Node:
         self._gate = services.gate
         self._registrar = Registrar(services, host, self._book)
         admission = Admission(self.settings, self._boot_id, host, self._book)
-        self._moves = Moves(services, self._book, admission, self._metrics, self._peer_token)
+        self._moves = Moves(
+            services,
+            self._book,
+            admission,
+            self._metrics,
+            peer_token=self._peer_token,
+            peer_tls=lambda: self._tls.client,
+        )
         return services
 
     def _peer_token(self) -> str | None:
