@@ -303,6 +303,7 @@ class Moves:
         if hello.move_id in self._running or hello.move_id in self._ended:
             raise UnauthorizedError(f"move {hello.move_id!r} was opened before")
         move = DestinationMove(self._services, hello, self._admit)
+        move.limit(hello.deadline_ms + self._services.settings.peer_timeout_ms)
         self._keep(move)
         move.post(hello)
         move.start_peer(channel)
@@ -317,7 +318,7 @@ class Moves:
         try:
             path = self._admission.check(hello)
         except WorldMoveError as error:
-            return m.Rejected(code=error.code, message=error.message, details=error.details)
+            return m.Rejected(code=error.code, message=error.message[: m.MAX_TEXT], details=error.details)
         return m.Admitted(incarnation=self._services.claim.incarnation, path=path, lanes=0)
 
     def on_slot_change(self, slot: Slot, change: Change) -> None:
