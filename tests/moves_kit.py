@@ -145,6 +145,7 @@ class Traveller:
         """Stops free generation, and checks every byte where it is."""
         for actor in self.actors:
             actor.ask("halt")
+            actor.ask("use", **self._use)
         behind = max(actor.block for actor in self.actors)
         for actor in self.actors:
             actor.ask("step", n=behind - actor.block)

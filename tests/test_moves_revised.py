@@ -100,7 +100,6 @@ def test_while_a_move_waits_for_a_slow_rank(fleet: Fleet, path: str) -> None:
     world.twin.revise(**change)
     ended = client.wait(asked.id)
     assert (ended.state, ended.code) == ("aborted", "revised")
-    slow.ask("use")
     world.halted()
     fleet["B"].client.drop_standby(standing.id)
     world.go("B", path=path)
