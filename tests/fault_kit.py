@@ -1,8 +1,9 @@
-"""What the tests of failing moves share: one world that goes to and fro, and what must be as it was afterwards.
+"""What the tests of failing moves share: one world that goes to and fro, and what it is owed when a move fails.
 
-A `Pair` has a world that generates on node `here`, a standby on node `there`, and the world's twin. A test lets a
-move begin, makes something go wrong, and then asks for what every failed move owes: the world has gone on where it
-was (`unharmed`), and the next move brings it over bit for bit (`goes_over`, after which the roles are changed).
+A `Pair` has a world that generates on node `here`, a standby on node `there`, and the world's twin. A test
+lets a move begin, makes something go wrong, and then asks for what every failed move owes: the world has gone
+on where it was (`unharmed`), and the next move brings it over bit for bit (`goes_over`, after which the roles
+are changed).
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _only_arena(node: Node) -> str | None:
     found: dict[int, str] = {}
     for entry in Path(f"/proc/{node.pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            if os.readlink(entry).startswith("/memfd:worldmove-arena"):
+            if str(entry.readlink()).startswith("/memfd:worldmove-arena"):
                 found[entry.stat().st_ino] = str(entry)
     return next(iter(found.values())) if len(found) == 1 else None
 
@@ -106,7 +107,7 @@ class Usage(NamedTuple):
         view = node.view()
         proc = Path(f"/proc/{node.pid}")
         return cls(
-            descriptors=len(list((proc / "fd").iterdir())),
+            descriptors=_descriptors(node),
             threads=len(list((proc / "task").iterdir())),
             children=len((proc / "task" / str(node.pid) / "children").read_text().split()),
             lanes=len(view.lanes),
@@ -129,6 +130,18 @@ class Usage(NamedTuple):
             and self.children <= before.children + lanes
             and self[4:] == before[4:]
         )
+
+
+def _descriptors(node: Node) -> int:
+    """Open descriptors of a node, without the connections to its own port: those are its clients' affair."""
+    port = f":{int(node.url.rpartition(':')[2]):04X}"
+    links = []
+    for entry in Path(f"/proc/{node.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(str(entry.readlink()))
+    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    served = {f"socket:[{fields[9]}]" for fields in map(str.split, table) if fields[1].endswith(port)}
+    return len([link for link in links if link not in served])
 
 
 def resident_bytes(pid: int) -> int:
@@ -251,7 +264,7 @@ class Pair:
     def stand_by(self, actor: Actor | None = None, *, wait: bool = True) -> None:
         """A worker waits at the node where the world is not; `actor`, if it still knows the node's address.
 
-        While it waits (`arriving` says how that ended) it takes no other command; without `wait` it may be told.
+        While it waits (`arriving` says how that ended) it takes no other command.
         """
         if actor is not None and actor.url != self.to.url:
             self.dismiss(actor)

@@ -1,4 +1,4 @@
-"""A move cancelled in every state: before the commit the world goes on as if nothing had been; after it, 409."""
+"""A move cancelled in every state: before the commit the world goes on as if nothing had been; then, 409."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes killed, stopped and shut down in the middle of a move; the worlds of either are not theirs to lose."""
+"""Nodes killed, stopped and shut down in the middle of a move; no world is theirs to lose."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 from fault_kit import SLOW, Arena, Pair, Pulse, Stage
 from fleet_kit import Fleet, until
 
+from worldmove.errors import PeerError
+
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
@@ -16,7 +18,7 @@ def stage() -> Iterator[Stage]:
 
 
 def comes_back(pair: Pair) -> None:
-    """The world's node, started again, has the world from the keeper, and its worker has found the way back."""
+    """The world's node, started again, has the world from the keeper, and the worker has come back."""
     until(lambda: pair.at.client.session(pair.session).state == "live", "the world is live on its node")
     pair.epoch = pair.at.client.session(pair.session).epoch
 
@@ -27,6 +29,8 @@ def test_the_destination_killed(stage: Stage) -> None:
         pair.to.kill()
         pair.aborts(move, "peer", "transport", "connection-lost")
         pair.goes_on()
+        with pytest.raises(PeerError, match="cannot be reached"):
+            pair.ask()
         pair.to.start()
         # The standby waits on: its next node wipes what had come, and lets it wait again.
         pair.unharmed()

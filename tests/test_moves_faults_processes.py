@@ -1,4 +1,4 @@
-"""Lanes, executors and workers killed and stopped in the middle of the copy: nothing installed, the world goes on."""
+"""Lanes, executors and workers killed and stopped in the middle of the copy: the world goes on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_lane(stage: Stage, side: str, number: Signals) -> None:
         move = pair.begin()
         (lane,) = node_of(pair, side).lanes(move)
         os.kill(lane, number)
-        # A dead peer is reported at once; a stopped one by the stall deadline of the other lane or of its node.
+        # A dead one is reported at once; a stopped one by the stall deadline of the other or of its node.
         pair.aborts(move, "process-lost", "connection-lost", "transport", "deadline")
         pair.unharmed()
         until(lambda: gone(lane), "the lane's process is reaped")
@@ -86,7 +86,7 @@ def test_the_standby_s_worker_killed(stage: Stage) -> None:
 
 
 def test_the_standby_s_worker_stopped(stage: Stage) -> None:
-    """It had everything in its memory that it needs: once it runs again it has the world, and nobody else had."""
+    """It has all that it needs in its memory: once it runs again it has the world, and nobody else had."""
     with stage.pair() as pair:
         move = pair.begin(live=False)
         pair.target.freeze()
