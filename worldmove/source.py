@@ -100,6 +100,10 @@ class SourceMove(Driver):
         except PeerError as error:
             self.post(p.PeerLost(message=str(error)))
             return
+        if self.machine.ended:
+            # It was cancelled while the peer took its time.
+            await channel.close()
+            return
         self.start_peer(channel)
         self.post(p.Start(hello=self.hello))
 

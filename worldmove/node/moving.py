@@ -76,6 +76,7 @@ class Moves:
         self._metrics = metrics
         self._peer_token = peer_token
         self._peer_tls = peer_tls
+        self._asking: dict[str, asyncio.Future[MigrationView]] = {}
         self._running: dict[str, AnyMove] = {}
         self._ended: OrderedDict[str, MigrationView] = OrderedDict()
         self._closing = False
@@ -95,7 +96,14 @@ class Moves:
             digest = hashlib.sha256(msgspec.json.encode(request)).hexdigest()
             earlier = await self._services.ledger.idempotent(key, digest, move_id)
             if earlier is not None and earlier != move_id:
-                return await self.migration(earlier)
+                asked = self._asking.get(earlier)
+                return await (self.migration(earlier) if asked is None else asyncio.shield(asked))
+        # A task of its own: who asks again shares its answer, and who goes away leaves no key behind.
+        asking = self._asking[move_id] = asyncio.ensure_future(self._ask(request, move_id, key))
+        asking.add_done_callback(lambda done: self._answered(move_id, done))
+        return await asyncio.shield(asking)
+
+    async def _ask(self, request: MigrationRequest, move_id: str, key: str | None) -> MigrationView:
         try:
             move = await self._start(request, move_id)
             await asyncio.shield(move.admission)
@@ -104,6 +112,11 @@ class Moves:
                 await self._services.ledger.forget(key, move_id)
             raise
         return of_source(move)
+
+    def _answered(self, move_id: str, asking: asyncio.Future[MigrationView]) -> None:
+        del self._asking[move_id]
+        if not asking.cancelled():
+            asking.exception()
 
     async def _start(self, request: MigrationRequest, move_id: str) -> SourceMove:
         session, node = await self._locate(request)

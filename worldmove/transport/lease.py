@@ -124,6 +124,8 @@ class Lane:
         number = self._numbers
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._pulls[number] = future
+        # Where the lane dies while the command is sent, nobody asks this future any more.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await self._send(Pull(number, packed.tobytes()))
             return await future
