@@ -47,11 +47,13 @@ ORDER = (
     "receipts",
     "source",
     "destination",
+    "faults",
     "node",
     "client",
     "doctor",
     "bench",
     "demo",
+    "soak",
     "cli",
     "__main__",
 )

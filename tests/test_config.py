@@ -98,6 +98,8 @@ BAD = [
     ("min_gbps", "-1"),
     ("min_gbps", "nan"),
     ("path", "fast"),
+    ("lane_device", "a/b"),
+    ("lane_device", "x" * 16),
     ("lanes", "0"),
     ("lanes", "1.5"),
     ("executors", "65"),

@@ -30,6 +30,8 @@ from worldmove.options import (
     is_loopback,
 )
 
+LOOPBACK_DEVICE = "lo"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -54,6 +56,7 @@ class Settings:
     min_gbps: float = 0.0
     path: PathChoice = "auto"
     lanes: int = 1
+    lane_device: str = ""
     executors: int = 1
     memory_limit: int | None = None
     deadline_ms: float = 60_000.0
@@ -129,6 +132,8 @@ def _with_defaults(values: dict[str, Any], environ: Mapping[str, str]) -> Settin
     values.setdefault("ledger", f"sqlite:///{_state_folder(environ) / 'ledger.db'}")
     if "run_dir" not in values:
         values["run_dir"] = _parsed(_option("run_dir"), str(_runtime_folder(environ) / name), "default")
+    if "lane_device" not in values and is_loopback(values.get("http", DEFAULT_HTTP).host):
+        values["lane_device"] = LOOPBACK_DEVICE
     values.setdefault("executors", max(1, min(4, len(os.sched_getaffinity(0)) // 2)))
     return Settings(**values)
 

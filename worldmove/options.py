@@ -189,6 +189,14 @@ def _file(text: str) -> Path:
     return path
 
 
+def _device(text: str) -> str:
+    if text == "all":
+        return ""
+    if not re.fullmatch(r"[!-.0-~]{1,15}", text) or text in (".", ".."):
+        raise ValueError(text)
+    return text
+
+
 def _faults(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9,:=.@-]{0,256}", text):
         raise ValueError(text)
@@ -283,6 +291,13 @@ OPTIONS: tuple[Option, ...] = (
         _one_of(get_args(PathChoice)),
         "auto, local or staged",
         "How bytes travel: local (one host, descriptors), staged (TCP lanes), or the best there is.",
+    ),
+    Option(
+        "lane_device",
+        _device,
+        "a network device such as wg0, 1 to 15 characters, or all",
+        "The only network device through which lanes are reached. Default: lo where http is on loopback, "
+        "else all.",
     ),
     Option("lanes", _integer(1, 16), "1 to 16", "Data-plane processes per move."),
     Option(

@@ -88,7 +88,10 @@ class Node:
         self._budget = MemoryBudget(settings.memory_limit)
         self._executors = ExecutorPool(settings.executors, on_event=self._on_process_event)
         self._lanes = LanePool(
-            stall_ms=int(settings.stall_ms), faults=settings.faults, on_event=self._on_process_event
+            stall_ms=int(settings.stall_ms),
+            device=settings.lane_device,
+            faults=settings.faults,
+            on_event=self._on_process_event,
         )
         self._keeper: Keeper | None = None
         self._ledger: Ledger | None = None

@@ -24,6 +24,7 @@ from worldmove import ipc
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError, WorldMoveError
 from worldmove.transport import framing
 from worldmove.transport.base import Connection
+from worldmove.transport.confine import confine, use_device
 from worldmove.transport.exchange import BEATS, Destination, Exchange, Source, examine, introduce, welcome
 from worldmove.transport.faults import Faults
 from worldmove.transport.lane_messages import (
@@ -69,15 +70,23 @@ class LaneProcess:
         transport: this process's only one.
         stall_s: the stall deadline in seconds.
         faults: damage to do as source.
+        device: the only network device through which the lane may be reached; empty: all.
     """
 
     def __init__(
-        self, channel: ipc.Channel[Command], transport: UcxTransport, stall_s: float, faults: Faults
+        self,
+        channel: ipc.Channel[Command],
+        transport: UcxTransport,
+        stall_s: float,
+        faults: Faults,
+        *,
+        device: str = "",
     ) -> None:
         self._channel = channel
         self._transport = transport
         self._stall = stall_s
         self._faults = faults
+        self._device = device
         self._extents: list[Any] = []
         self._lease: _Lease | None = None
         self._callers: set[asyncio.Task[None]] = set()
@@ -91,6 +100,8 @@ class LaneProcess:
             WorldMoveError: the lease is lost; the node has been told.
         """
         listener = await self._transport.listen()
+        if self._device:
+            confine(self._device)
         await self._channel.send(Ready(listener.port))
         parts = [asyncio.create_task(part) for part in (self._obey(), self._accept(listener), self._beat())]
         done, _ = await asyncio.wait([*parts, self._over], return_when=asyncio.FIRST_COMPLETED)
@@ -301,7 +312,9 @@ def _detach(parent: int) -> None:
 async def _main(options: argparse.Namespace) -> int:
     channel: ipc.Channel[Command] = ipc.Channel(socket.socket(fileno=options.fd), Command)
     faults = Faults([name for name in options.faults.split(",") if name])
-    lane = LaneProcess(channel, UcxTransport(), options.stall_ms / 1000, faults)
+    if options.device:
+        use_device(options.device)
+    lane = LaneProcess(channel, UcxTransport(), options.stall_ms / 1000, faults, device=options.device)
     try:
         await lane.run()
     except WorldMoveError:
@@ -319,6 +332,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--stall-ms", type=int, default=3000)
     parser.add_argument("--faults", default="")
+    parser.add_argument("--device", default="")
     options = parser.parse_args(arguments)
     _detach(options.parent)
     code = uvloop.run(_main(options))

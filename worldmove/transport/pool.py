@@ -37,6 +37,7 @@ class LanePool:
         spare: idle lanes kept ready, so that a lease doesn't wait for a process to start.
         limit: lanes at once, idle ones included.
         stall_ms: see `worldmove.transport.exchange`.
+        device: the only network device through which lanes are reached; empty: all.
         faults: the node's option; only names that begin with `lane-` count.
         on_event: called with (`lane-started` | `lane-leased` | `lane-released` | `lane-lost`, facts).
     """
@@ -47,12 +48,14 @@ class LanePool:
         spare: int = 1,
         limit: int = 16,
         stall_ms: int = 3000,
+        device: str = "",
         faults: str = "",
         on_event: Event | None = None,
     ) -> None:
         self._spare = spare
         self._limit = limit
         self._stall_ms = stall_ms
+        self._device = device
         self._faults = lane_faults(faults)
         self._tell: Event = on_event or (lambda _name, _facts: None)
         self._lanes: list[Lane] = []
@@ -153,6 +156,7 @@ class LanePool:
                 "worldmove.transport.lane",
                 *("--fd", str(theirs.fileno()), "--parent", str(os.getpid())),
                 *("--stall-ms", str(self._stall_ms), "--faults", ",".join(self._faults)),
+                *("--device", self._device),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=2,  # UCX writes its log to stdout, which belongs to the node's own output
                 pass_fds=(theirs.fileno(),),
