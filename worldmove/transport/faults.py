@@ -13,8 +13,11 @@ from worldmove.errors import ConfigError
 FLIP_ONCE = "lane-flip-once"
 FLIP_ALWAYS = "lane-flip-always"
 SHORT_ONCE = "lane-short-once"
+OVER_ONCE = "lane-over-once"
 STALL = "lane-stall"
-ALL = (FLIP_ONCE, FLIP_ALWAYS, SHORT_ONCE, STALL)
+ALL = (FLIP_ONCE, FLIP_ALWAYS, SHORT_ONCE, OVER_ONCE, STALL)
+ARM = "arm"
+"""Does nothing by itself; a lease may then bring a fault of its own."""
 
 
 def lane_faults(option: str) -> tuple[str, ...]:
@@ -34,13 +37,17 @@ class Faults:
     """Damages chunks on their way out.
 
     `lane-flip-once` flips the middle byte of the process's first chunk, `lane-flip-always` that of
-    every chunk; `lane-short-once` drops the last byte of the first chunk; `lane-stall` sends nothing
-    after the first chunk, while beats go on.
+    every chunk; `lane-short-once` drops the last byte of the first chunk, `lane-over-once` adds one;
+    `lane-stall` sends nothing after the first chunk, while beats go on.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = set(names)
         self._sent = 0
+
+    def of_lease(self, fault: str) -> Faults:
+        """What befalls one lease: the fault that it brought, if faults are allowed, else these."""
+        return Faults([fault]) if fault and self._names else self
 
     async def pause(self) -> None:
         """Returns when the next chunk may be sent, which may be never."""
@@ -56,4 +63,6 @@ class Faults:
             return memoryview(copy)
         if SHORT_ONCE in self._names and self._sent == 1:
             return memoryview(bytes(data[:-1]))
+        if OVER_ONCE in self._names and self._sent == 1:
+            return memoryview(bytes(data) + b"\x5a")
         return data

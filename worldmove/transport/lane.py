@@ -58,6 +58,7 @@ class _Lease:
         self.move_id = move_id
         self.table = table
         self.token: bytes | None = None
+        self.faults = Faults()
         self.exchange: Exchange | None = None
         self.running: asyncio.Task[None] | None = None
 
@@ -174,7 +175,9 @@ class LaneProcess:
 
     def _serve(self, command: Serve) -> None:
         framing.check_token(command.token)
-        self._leased().token = command.token
+        lease = self._leased()
+        lease.token = command.token
+        lease.faults = self._faults.of_lease(command.fault)
 
     async def _connect(self, command: Connect) -> None:
         framing.check_token(command.token)
@@ -283,7 +286,7 @@ class LaneProcess:
         if self._lease is not lease:
             connection.abort()
             return
-        self._start(lease, Source(connection, lease.table, self._stall, self._faults))
+        self._start(lease, Source(connection, lease.table, self._stall, lease.faults))
 
 
 class _FatalError(WorldMoveError):

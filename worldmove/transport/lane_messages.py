@@ -23,9 +23,10 @@ class Bind(msgspec.Struct, frozen=True, tag="bind"):
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """Accept the one caller that proves this token."""
+    """Accept the one caller that proves this token; `fault` happens to this lease, where lanes have faults."""
 
     token: bytes
+    fault: str = ""
 
     def __repr__(self) -> str:
         return "Serve(...)"

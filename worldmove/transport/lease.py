@@ -56,6 +56,7 @@ class Lane:
         port: where it listens for the lanes of other nodes, on all addresses.
         move_id: the move it is leased to, or `None`.
         lost: completes with the error when the lane or its peer has failed; never raises.
+        fault: of its present lease, for tests.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Lane:
         self.pid = process.pid
         self.port = 0
         self.move_id: str | None = None
+        self.fault = ""
         self.lost: asyncio.Future[WorldMoveError] = loop.create_future()
         self._commanding = asyncio.Lock()
         self._mapping = False
@@ -87,7 +89,7 @@ class Lane:
             ProcessLostError: the lane is gone.
         """
         framing.check_token(token)
-        await self._command(Serve(token))
+        await self._command(Serve(token, self.fault))
 
     async def connect(self, host: str, port: int, token: bytes, timeout_ms: float) -> None:
         """As destination: connects to a serving lane and proves `token`; on failure the lane ends.
@@ -148,6 +150,7 @@ class Lane:
             raise
         else:
             self.move_id = None
+            self.fault = ""
             self.on_released(self)
 
     def abort(self) -> None:

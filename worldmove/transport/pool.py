@@ -15,7 +15,7 @@ from typing import Any
 
 from worldmove import ipc
 from worldmove.errors import ProcessLostError, RejectedError, WorldMoveError
-from worldmove.transport.faults import lane_faults
+from worldmove.transport.faults import ARM, lane_faults
 from worldmove.transport.lane_messages import Report
 from worldmove.transport.lease import Lane
 from worldmove.transport.table import LaneRegion
@@ -38,7 +38,7 @@ class LanePool:
         limit: lanes at once, idle ones included.
         stall_ms: see `worldmove.transport.exchange`.
         device: the only network device through which lanes are reached; empty: all.
-        faults: the node's option; only names that begin with `lane-` count.
+        faults: the node's option; of its names only those that begin with `lane-` count.
         on_event: called with (`lane-started` | `lane-leased` | `lane-released` | `lane-lost`, facts).
     """
 
@@ -56,7 +56,8 @@ class LanePool:
         self._limit = limit
         self._stall_ms = stall_ms
         self._device = device
-        self._faults = lane_faults(faults)
+        self._faults = lane_faults(faults) or ((ARM,) if faults else ())
+        self._armed = ""
         self._tell: Event = on_event or (lambda _name, _facts: None)
         self._lanes: list[Lane] = []
         self._dying: set[asyncio.Task[None]] = set()
@@ -78,6 +79,10 @@ class LanePool:
         """
         for lane in await asyncio.gather(*(self._spawn() for _ in range(self._spare))):
             self._idle.append(lane)
+
+    def arm(self, fault: str) -> None:
+        """The next lane that is leased as a source does this damage, where lanes were started with faults."""
+        self._armed = fault
 
     async def close(self) -> None:
         """Ends every lane; returns when all are gone."""
@@ -117,6 +122,8 @@ class LanePool:
         except BaseException:
             lane.abort()
             raise
+        if not writable:
+            lane.fault, self._armed = self._armed, ""
         self._tell("lane-leased", {"pid": lane.pid, "move_id": move_id})
         return lane
 
