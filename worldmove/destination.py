@@ -13,6 +13,7 @@ from worldmove.descriptors import fetch
 from worldmove.driver import Driver, Perform, Services
 from worldmove.errors import FramingError, LostRaceError, NoWorkerError, PeerError, WorldMoveError
 from worldmove.hosting.memory import Holding
+from worldmove.hosting.slots import Slot
 from worldmove.inbound import Inbound
 from worldmove.ipc import close_all
 from worldmove.ledger import records
@@ -72,6 +73,11 @@ class DestinationMove(Driver):
     def epoch(self) -> int:
         """The session's epoch before the move."""
         return self.hello.epoch
+
+    @property
+    def slot(self) -> Slot | None:
+        """The berth's memory and ranks."""
+        return self._berth.slot if self._berth is not None else None
 
     def note_record(self, record: SessionRecord) -> None:
         """Keeps the record that stands."""
@@ -226,6 +232,7 @@ class DestinationMove(Driver):
             self.fail("root-mismatch", "leaf tables are equal and the roots are not: the seal is damaged")
             return
         self._bound().load(sealed.block, sealed.host_states)
+        await self._bound().keep()
         self._verified_at = time.monotonic()
         count = inbound.count
         verified = m.Verified(

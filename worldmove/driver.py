@@ -23,6 +23,7 @@ from worldmove.descriptors import DescriptorDoor
 from worldmove.errors import LedgerError, NotFoundError, ProtocolError, WorldMoveError
 from worldmove.executor.pool import ExecutorPool
 from worldmove.gate import Gate
+from worldmove.hosting.slots import Slot
 from worldmove.ledger.base import Ledger
 from worldmove.ledger.records import Claim, SessionRecord, fate
 from worldmove.machine import Machine, Role
@@ -31,6 +32,7 @@ from worldmove.rounds import RoundPolicy
 from worldmove.tasks import Tasks
 from worldmove.transport.pool import LanePool
 
+Work = Coroutine[Any, Any, None]
 ABORTABLE = frozenset(
     {
         State.REQUESTED,
@@ -68,9 +70,22 @@ class PeerChannel(Protocol):
         """Closes with a WebSocket status code; never raises."""
 
 
+class Faults(Protocol):
+    """What tests make go wrong in moves (`worldmove.faults`)."""
+
+    def channel(self, move: Driver, channel: PeerChannel) -> PeerChannel:
+        """The move's control connection, as it is to be used."""
+
+    def entered(self, move: Driver) -> None:
+        """The move has come into a state; nothing has been done in it yet."""
+
+    def work(self, move: Driver, action: p.Action, work: Work) -> Work:
+        """The work of an action, as it is to be done."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What a node lends to its moves."""
+    """What a node lends to its moves. `faults` is there only on nodes that were started with the option."""
 
     settings: Settings
     claim: Claim
@@ -81,11 +96,12 @@ class Services:
     executors: ExecutorPool
     gate: Gate
     door: DescriptorDoor
+    faults: Faults | None = None
     note_rate: Callable[[str, int, float], None]
     """Told (path, bytes, seconds) of every round that moved enough to say something about the path."""
 
 
-Perform = Callable[[Any], Coroutine[Any, Any, None] | None]
+Perform = Callable[[Any], Work | None]
 
 
 class Driver:
@@ -177,6 +193,8 @@ class Driver:
             return
         if self.machine.state is not before:
             self.log.info("state", before=str(before), state=str(self.machine.state))
+            if self.services.faults is not None:
+                self.services.faults.entered(self)
         if not self.machine.ended:
             self._visible = self.machine.shown
         self.changed.set()
@@ -190,6 +208,8 @@ class Driver:
             self._on_error(error)
             return
         if work is not None:
+            if self.services.faults is not None:
+                work = self.services.faults.work(self, action, work)
             group = self._work if isinstance(action, WORK) else self._tasks
             group.spawn(work, name=f"{self.role} {self.move_id} {type(action).__name__}")
 
@@ -214,6 +234,8 @@ class Driver:
 
     def start_peer(self, channel: PeerChannel) -> None:
         """Begins to talk over `channel`."""
+        if self.services.faults is not None:
+            channel = self.services.faults.channel(self, channel)
         self._channel = channel
         self._writer = self._peer_tasks.spawn(self._write(channel), name=f"{self.role} {self.move_id} write")
         self._peer_tasks.spawn(self._read(channel), name=f"{self.role} {self.move_id} read")
@@ -305,6 +327,11 @@ class Driver:
     @property
     def epoch(self) -> int:
         """The session's epoch before the move."""
+        raise NotImplementedError
+
+    @property
+    def slot(self) -> Slot | None:
+        """The session's memory and ranks on this side, once there are any."""
         raise NotImplementedError
 
     def note_record(self, record: SessionRecord) -> None:

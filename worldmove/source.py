@@ -15,6 +15,7 @@ from worldmove.digest import LeafTable
 from worldmove.driver import Driver, PeerChannel, Perform, Services
 from worldmove.errors import LostRaceError, MoveAbortedError, PeerError, WorldMoveError
 from worldmove.hosting.ranks import Pause
+from worldmove.hosting.slots import Slot
 from worldmove.ledger import records
 from worldmove.ledger.records import MoveRef, SessionRecord
 from worldmove.machine import Role
@@ -69,6 +70,11 @@ class SourceMove(Driver):
     def epoch(self) -> int:
         """The session's epoch before the move."""
         return self.hello.epoch
+
+    @property
+    def slot(self) -> Slot:
+        """The session's memory and ranks here."""
+        return self.session.slot
 
     def note_record(self, record: SessionRecord) -> None:
         """The session follows its record."""

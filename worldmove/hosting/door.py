@@ -149,6 +149,10 @@ class _Visit:
         self._desk = desk
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def pid(self) -> int:
+        return self._channel.peer_credentials()[0]
+
     def answer(self, message: Answer | Adopted) -> None:
         try:
             self._channel.send_nowait(message)

@@ -14,6 +14,10 @@ RanksState = Literal["live", "paused", "unattended", "fenced", "moved", "ended"]
 class Seat(Protocol):
     """The worker of one rank, as `Ranks` reaches it. Neither call waits or raises."""
 
+    @property
+    def pid(self) -> int:
+        """Of the worker's process; 0 where it is not known."""
+
     def answer(self, message: Answer | Adopted) -> None:
         """Passes a message on; a worker that is gone is found elsewhere."""
 

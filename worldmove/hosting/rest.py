@@ -23,6 +23,11 @@ class RestSeat:
         self._lease: asyncio.TimerHandle | None = None
 
     @property
+    def pid(self) -> int:
+        """Unknown: it comes over HTTP."""
+        return 0
+
+    @property
     def stands(self) -> bool:
         """Whether the rank waits for an answer."""
         return self._answer is not None and not self._answer.done()

@@ -17,6 +17,7 @@ from worldmove.descriptors import DescriptorDoor
 from worldmove.driver import PeerChannel, Services
 from worldmove.errors import FencedError, LedgerError, WorldMoveError
 from worldmove.executor.pool import ExecutorPool
+from worldmove.faults.equipment import Equipment
 from worldmove.gate import Gate
 from worldmove.hosting.host import Host
 from worldmove.hosting.ranks import Change
@@ -93,6 +94,7 @@ class Node:
             faults=settings.faults,
             on_event=self._on_process_event,
         )
+        self._faults = Equipment.of(settings, keeper=lambda: self._keeper.pid if self._keeper else 0)
         self._keeper: Keeper | None = None
         self._ledger: Ledger | None = None
         self._host: Host | None = None
@@ -108,6 +110,8 @@ class Node:
             LedgerError, ProcessLostError, ConfigError: something that a node needs cannot be had.
         """
         self._ledger = await open_ledger(self.settings.ledger)
+        if self._faults is not None:
+            self._ledger = await self._faults.start(self._ledger)
         info = NodeInfo(name=self.name, url=self.url, boot_id=self._boot_id)
         self.incarnation = await self._ledger.claim(info)
         self._keeper = await Keeper.start(self.settings.run_dir / KEEPER_SOCKET)
@@ -144,6 +148,7 @@ class Node:
             executors=self._executors,
             gate=Gate(rate, burst),
             door=self._door,
+            faults=self._faults.rig if self._faults is not None else None,
             note_rate=self._note_rate,
         )
         self._gate = services.gate
@@ -204,6 +209,8 @@ class Node:
 
     async def _stop(self) -> None:
         await self._tasks.cancel()
+        if self._faults is not None:
+            await self._faults.close()
         await self._door.close()
         if self._host is not None:
             await self._host.close()

@@ -23,7 +23,7 @@ class Bind(msgspec.Struct, frozen=True, tag="bind"):
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """Accept the one caller that proves this token; `fault` happens to this lease, where lanes have faults."""
+    """Accept the one caller that proves this token; `fault` befalls the lease, where faults are allowed."""
 
     token: bytes
     fault: str = ""
