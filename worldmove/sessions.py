@@ -118,6 +118,10 @@ class Berth:
         """Before the commit: block and host states into the page; nobody is told."""
         self._book.host.load(self.slot, block, host_states)
 
+    async def keep(self) -> None:
+        """Before the commit: returns when the keeper has all that another incarnation needs to adopt."""
+        await self._book.host.keep(self.slot)
+
     def install(self, record: SessionRecord, hello: m.Hello) -> None:
         """The record says `adopted`: the slot is the session's, and its worker may generate."""
         host = self._book.host
