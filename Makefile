@@ -9,9 +9,10 @@ EXTRAS ?= host,dev
 # Options of single targets: `make demo ARGS="--moves 8"`, `make test ARGS="-k ledger"`.
 ARGS ?=
 SOAK_MOVES ?= 100
+FUZZ_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format soak bench doctor pins tree image clean
+.PHONY: help setup demo test lint format soak bench fuzz doctor pins tree image clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -50,6 +51,12 @@ bench: setup ## every figure of docs/benchmarks.md, measured on this machine
 	$(BIN)/worldmove bench boundary
 	$(BIN)/worldmove bench digest
 	$(BIN)/worldmove bench path
+
+# Without a wheel of atheris for this Python, hypothesis makes the inputs.
+fuzz: setup ## every decoder of foreign bytes against FUZZ_SECONDS (600) of fuzzing
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--only-binary :all: atheris
+	$(BIN)/python tools/fuzz --seconds $(FUZZ_SECONDS) $(ARGS)
 
 doctor: setup ## what this machine can do, and what is in the way
 	$(BIN)/worldmove doctor

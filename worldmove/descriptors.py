@@ -27,6 +27,9 @@ class Fetch(msgspec.Struct, frozen=True, tag=True):
 
     token: bytes
 
+    def __repr__(self) -> str:
+        return "Fetch(...)"
+
 
 class Handed(msgspec.Struct, frozen=True, tag=True):
     """Source → destination: the descriptors, in the order of the extents; `more` packets follow."""
@@ -113,7 +116,7 @@ async def fetch(path: str, token: bytes, count: int, timeout_ms: int) -> list[in
     """Fetches `count` descriptors; they belong to the caller.
 
     Raises:
-        UnauthorizedError: the token is unknown there, or was used.
+        UnauthorizedError: the token is unknown there, or was used; or another user listens there.
         ConnectionLostError: nobody listens at `path`.
         FramingError: another number of descriptors came than the manifest needs.
         DeadlineError: no answer within `timeout_ms`.
@@ -136,6 +139,9 @@ async def fetch(path: str, token: bytes, count: int, timeout_ms: int) -> list[in
 
 
 async def _collect(channel: Channel[Handed | Refused], token: bytes, fds: list[int], count: int) -> None:
+    # A stranger who listens there would get the token, and could hand over memory that shrinks.
+    if channel.peer_credentials()[1] != os.getuid():
+        raise UnauthorizedError("the socket for descriptors belongs to another user")
     await channel.send(Fetch(token))
     more = True
     while more:

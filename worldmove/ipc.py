@@ -79,9 +79,13 @@ def _decode(packet: bytes, fds: list[int], flags: int) -> tuple[bytes, list[int]
         raise FramingError("a spilled body came without its descriptor")
     spill = fds.pop()
     try:
+        # Anything but memory could make this process wait, or has no length: only memory has seals.
+        fcntl.fcntl(spill, fcntl.F_GET_SEALS)
         if os.fstat(spill).st_size != length:
             raise FramingError("a spilled body has another length than announced")
         return os.pread(spill, length, 0), fds
+    except OSError as error:
+        raise FramingError(f"a spilled body can't be read: {error}") from error
     finally:
         os.close(spill)
 
@@ -104,13 +108,24 @@ def close_all(fds: Sequence[int]) -> None:
             os.close(fd)
 
 
-def _unpack(
+def unpack(
     packet: bytes, fds: list[int], flags: int, decoder: msgspec.msgpack.Decoder[M]
 ) -> tuple[M, list[int]]:
+    """The message of a packet, and its descriptors less a spilled body's.
+
+    Args:
+        packet: as received.
+        fds: that came with it; closed if it is no message.
+        flags: of `recvmsg`.
+        decoder: of what the other side may send.
+
+    Raises:
+        FramingError: it is no message of ours.
+    """
     try:
         body, rest = _decode(packet, fds, flags)
         return decoder.decode(body), rest
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         close_all(fds)
         raise FramingError(f"message could not be decoded: {error}") from error
     except BaseException:
@@ -196,8 +211,10 @@ class Channel(Generic[M]):
             except OSError as error:
                 raise ConnectionLostError(f"Unix socket: {error}") from error
             if not packet:
+                # An empty packet looks like the end, and can carry descriptors all the same.
+                close_all(fds)
                 raise ConnectionLostError("Unix socket: closed by the other side")
-            return _unpack(packet, fds, flags, self._decoder)
+            return unpack(packet, fds, flags, self._decoder)
 
     async def _ready(self, *, write: bool) -> None:
         if self._sock.fileno() < 0:
@@ -274,8 +291,9 @@ class SyncChannel(Generic[M]):
             with contextlib.suppress(OSError):
                 self._sock.setblocking(True)
         if not packet:
+            close_all(fds)
             raise ConnectionLostError("Unix socket: closed by the other side")
-        return _unpack(packet, fds, flags, self._decoder)
+        return unpack(packet, fds, flags, self._decoder)
 
     def close(self) -> None:
         """Closes this side."""

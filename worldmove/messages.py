@@ -31,12 +31,14 @@ MAX_MESSAGE = 8 * 1024 * 1024
 MAX_PART_LEAVES = 32 * 1024
 MAX_LEAVES = MAX_SESSION_BYTES // MIN_LEAF
 MAX_LANES = 64
+MAX_MS = 86_400_000.0
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_TEXT = 4096
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Secret = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=MAX_SESSION_BYTES)]
+Milliseconds = Annotated[float, Meta(gt=0, le=MAX_MS)]
 RoundNumber = Annotated[int, Meta(ge=1, le=1000)]
 HostState = Annotated[bytes, Meta(max_length=MAX_HOST_STATE)]
 RootHex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
@@ -64,8 +66,8 @@ class Hello(Message, frozen=True, kw_only=True):
     live: bool
     path: PathChoice
     socket: Text | None = None
-    horizon_ms: float
-    deadline_ms: float
+    horizon_ms: Milliseconds
+    deadline_ms: Milliseconds
     allow_unattended: bool = False
     dry_run: bool = False
 
@@ -94,6 +96,9 @@ class LaneOffer(msgspec.Struct, frozen=True):
     port: Annotated[int, Meta(ge=1, le=65535)]
     token: Secret
 
+    def __repr__(self) -> str:
+        return f"LaneOffer({self.host}:{self.port})"
+
 
 class Begin(Message, frozen=True, kw_only=True):
     """Source → destination: the record says `moving`; here is the way to the bytes.
@@ -107,6 +112,9 @@ class Begin(Message, frozen=True, kw_only=True):
     token: Secret | None = None
     extent_bytes: Annotated[tuple[Count, ...], Meta(max_length=MAX_REGIONS + MAX_RANKS)] = ()
     places: Annotated[tuple[Place, ...], Meta(max_length=MAX_REGIONS)] = ()
+
+    def __repr__(self) -> str:
+        return f"Begin(lanes={self.lanes}, socket={self.socket!r})"
 
 
 class Prepared(Message, frozen=True, kw_only=True):

@@ -40,6 +40,9 @@ class Ticket(View, frozen=True, kw_only=True):
     rank: int
     token: str
 
+    def __repr__(self) -> str:
+        return f"Ticket(rank={self.rank})"
+
 
 class Registration(View, frozen=True, kw_only=True):
     """Answer to a registration: a session, a standby, or an attachment."""

@@ -24,6 +24,9 @@ class Hello(Message, frozen=True, tag="hello"):
     token: str
     protocol: int = PROTOCOL
 
+    def __repr__(self) -> str:
+        return f"Hello(protocol={self.protocol})"
+
 
 class Rejoin(Message, frozen=True, tag="rejoin"):
     """Worker: the first message of a rank whose connection was lost and that still holds its memory.
@@ -39,6 +42,9 @@ class Rejoin(Message, frozen=True, tag="rejoin"):
     stopped: bool
     waiting: bool
     protocol: int = PROTOCOL
+
+    def __repr__(self) -> str:
+        return f"Rejoin(slot={self.slot!r}, rank={self.rank}, block={self.block}, stopped={self.stopped})"
 
 
 class Ready(Message, frozen=True, tag="ready"):
