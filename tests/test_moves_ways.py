@@ -3,6 +3,7 @@ anybody can check or hear of them."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -95,6 +96,32 @@ def test_shared_memory_by_name_lies_in_arenas_after_the_first_move(
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_shared_memory_at_both_ends_and_then_no_worker(fleet: Fleet, path: str) -> None:
+    with (
+        contextlib.closing(SharedMemory(2 * MIB)) as here,
+        contextlib.closing(SharedMemory(2 * MIB)) as there,
+    ):
+        world = Traveller(fleet, "w", in_shared(here))
+        target = fleet.actor("B")
+        target.standby(in_shared(there))
+        arriving = target.tell("wait")
+        world.run()
+        fleet.moved(world.session, "B", path=path)
+        arriving.result(10)
+        world.take([target], "B")
+        mine = there.memory[4096 : 4096 + MIB + 77]
+        assert mine.tobytes() == world.twin.to(target.block).memory["k"].tobytes()
+
+        target.ask("close")
+        owner = fleet["B"].client
+        until(lambda: owner.session(world.session).state == "unattended", "the session is unattended")
+        fleet.moved(world.session, "A", path=path, allow_unattended=True)
+        taker = fleet.actor("A")
+        taker.ask("attach", id=world.session, fingerprint={"stack": "fleet tests"})
+        world.take([taker], "A")
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_worker_that_only_speaks_rest(fleet: Fleet, shared: SharedMemory, path: str) -> None:
     """It holds its memory by a name and the boundary over REST: the test itself is the worker."""
     regions = [Region("k", "uint8", (MIB,), source=Source("shm", shared.name))]
@@ -160,6 +187,21 @@ def test_both_ranks_of_a_world_without_workers_are_taken_up(fleet: Fleet) -> Non
     takers[1].ask("join", ticket=ticket)
     world.take(takers, "B")
     world.go("A", path="staged")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_as_many_ranks_and_regions_as_there_may_be(fleet: Fleet, path: str) -> None:
+    """Nobody maps them, so the memory is zero; what counts is that every part has its place."""
+    regions = [Region(f"{n:0128}", "float8_e4m3fnuz", (n % 5,), rank=n % 64) for n in range(4096)]
+    there, back = fleet["B"].client, fleet["A"].client
+    session = back.register(spec_for(regions, fleet.unique("w"))).id
+    before = back.digest(session)
+    for epoch, (client, to) in enumerate([(there, "B"), (back, "A")], start=2):
+        receipt = fleet.moved(session, to, path=path, allow_unattended=True)
+        after = client.digest(session)
+        assert receipt.source_root == before.root
+        assert (after.epoch, after.seed, after.regions) == (epoch, before.seed, before.regions)
+        before = after
 
 
 def test_an_attachment_that_would_not_generate_the_same_bits_is_refused(fleet: Fleet) -> None:
