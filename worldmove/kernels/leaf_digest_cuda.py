@@ -1,0 +1,101 @@
+"""The digest of leaves in device memory: the same bytes as `leaf_digest.py`, at the memory's speed.
+
+A *digesting copy* reads once, writes the bytes elsewhere, and digests what it read. It belongs to the
+**source** alone, run by the device that owns the memory, writing into a ring or into a peer (push): its digest
+then says what the source holds, and the bytes that left are those very bytes, even if the world is writing
+meanwhile. It verifies nothing: bytes that are damaged on their way or in the target's memory were digested
+before that. Nor may a destination pull and digest in one, for either table: taken for the source's, the digest
+of what *arrived* would call a damaged world right; taken for its own, it would say nothing of what its memory
+holds. A destination digests its own memory, after the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import cupy
+import numpy as np
+
+from worldmove.kernels.device import Records, load, multiprocessors, upload
+from worldmove.kernels.leaf_digest import DIGEST_BYTES
+from worldmove.kernels.pieces import Pieces, leaf_total, make_pieces, plan_pieces
+
+THREADS = 128
+FEW_PER_PROCESSOR = 128
+"""Up to so many leaves for each multiprocessor, 16 threads share a leaf; beyond, four do."""
+
+
+class DigestPlan(NamedTuple):
+    """Pieces on the device, ready to be digested again and again (`LeafDigest.plan`)."""
+
+    aligned: Records
+    other: Records
+
+
+class LeafDigest:
+    """The kernels, loaded on the current device.
+
+    Args:
+        defines: macros of leaf_digest.cu, for trying other shapes.
+        threads: of a thread block; `LEAF_THREADS` must be the same.
+
+    Raises:
+        cupy.cuda.compiler.CompileException: NVRTC refuses the source.
+    """
+
+    def __init__(self, defines: Mapping[str, int] | None = None, threads: int = THREADS) -> None:
+        self._kernels = load("leaf_digest", defines)
+        self._threads = threads
+        self._few = FEW_PER_PROCESSOR * multiprocessors()
+
+    def plan(self, pieces: Pieces) -> DigestPlan:
+        """Sorts pieces by kernel and brings them to the device.
+
+        Args:
+            pieces: from `make_pieces`, addresses that the current device can read.
+        """
+        aligned, other = plan_pieces(pieces)
+        return DigestPlan(upload(aligned, leaf_total(aligned)), upload(other, leaf_total(other)))
+
+    def digest(self, plan: DigestPlan, seed: int, table: int) -> None:
+        """Digests all leaves of a plan, in at most two launches on the current stream.
+
+        Args:
+            plan: of `plan`; kept by the caller until the stream is through.
+            seed: 0 to 2**64 - 1.
+            table: address of uint8[rows, 16], a multiple of 16, that the device can write.
+        """
+        few = plan.aligned.work <= self._few
+        self._launch("leaf_digest_4" if few else "leaf_digest_1", 16 if few else 4, plan.aligned, seed, table)
+        self._launch("leaf_digest_any", 4, plan.other, seed, table)
+
+    def digest_copy(self, plan: DigestPlan, seed: int, table: int) -> None:
+        """Digests the source's leaves and copies what was read to the pieces' targets, reading once.
+
+        For the source only: see this module's text. Arguments as for `digest`.
+
+        Raises:
+            ValueError: the plan has leaves for the plain kernel, which doesn't copy.
+        """
+        if plan.other.number:
+            raise ValueError("a digesting copy takes whole aligned leaves only: copy and digest the others")
+        self._launch("leaf_digest_copy", 16, plan.aligned, seed, table)
+
+    def warm_up(self) -> None:
+        """Launches every kernel once on a little memory and waits: first uses take milliseconds."""
+        data, table = cupy.zeros(1024, dtype=cupy.uint8), cupy.empty((2, DIGEST_BYTES), dtype=cupy.uint8)
+        out = cupy.empty_like(data)
+        pieces = make_pieces([data.data.ptr], [512], 512, [0], [out.data.ptr])
+        plan = self.plan(pieces)
+        for name, threads in (("leaf_digest_1", 4), ("leaf_digest_4", 16), ("leaf_digest_copy", 16)):
+            self._launch(name, threads, plan.aligned, 0, table.data.ptr)
+        self._launch("leaf_digest_any", 4, plan.aligned, 0, table.data.ptr)
+        cupy.cuda.get_current_stream().synchronize()
+
+    def _launch(self, name: str, threads_a_leaf: int, records: Records, seed: int, table: int) -> None:
+        if not records.work:
+            return
+        grid = -(-records.work * threads_a_leaf // self._threads)
+        arguments = (*records.arguments, np.uint64(seed), np.uint64(table))
+        self._kernels[name]((grid,), (self._threads,), arguments)
