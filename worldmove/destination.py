@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.descriptors import fetch
 from worldmove.driver import Driver, Perform, Services
 from worldmove.errors import FramingError, LostRaceError, NoWorkerError, PeerError, WorldMoveError
-from worldmove.hosting.memory import Holding
 from worldmove.hosting.slots import Slot
 from worldmove.inbound import Inbound
 from worldmove.ipc import close_all
 from worldmove.ledger import records
 from worldmove.ledger.records import SessionRecord
 from worldmove.machine import Role
-from worldmove.manifest import Extent, LeafMap, Manifest
-from worldmove.paths import LocalPath, Path, StagedPath
+from worldmove.paths import LocalPath, Path, StagedPath, foreign_memory
 from worldmove.protocol import State
 from worldmove.reading import Reader
 from worldmove.receipts import now_text
@@ -61,6 +59,7 @@ class DestinationMove(Driver):
         self._quiet: asyncio.Future[None] | None = None
         self._pins = contextlib.ExitStack()
         self._wiping: asyncio.Future[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._verified_at = 0.0
         self._committed_at = 0.0
 
@@ -151,7 +150,7 @@ class DestinationMove(Driver):
         timeout_ms = int(self.services.settings.peer_timeout_ms)
         fds = await fetch(begin.socket, begin.token, len(begin.extent_bytes), timeout_ms)
         try:
-            holding = _foreign(self.hello.manifest, begin, fds)
+            holding = foreign_memory(self.hello.manifest, begin, fds)
             source = Reader(holding, self.services.executors, self.hello.seed)
             await source.open(writable=False)
         finally:
@@ -300,7 +299,10 @@ class DestinationMove(Driver):
         adopted = m.Adopted(epoch=new.epoch, resume_ms=resume_ms, endpoint=endpoint)
         self.post(p.RecordAdopted(adopted=adopted))
 
-    async def _close_record(self, _action: p.CloseRecord) -> None:
+    def _close_record(self, _action: p.CloseRecord) -> None:
+        self._closing = self._tasks.spawn(self._closed_record())
+
+    async def _closed_record(self) -> None:
         """Takes the move out of the record; if the ledger is away, the next writer's swap does it."""
         async with self._ledger_turn:
             record = self._begun()
@@ -369,6 +371,8 @@ class DestinationMove(Driver):
             await self.end()
 
     async def _let_go(self) -> None:
+        if self._closing is not None:  # whoever acts on the move's end finds the record closed
+            await asyncio.wait({self._closing})
         try:
             if self._path is not None:
                 await self._path.release()
@@ -385,17 +389,3 @@ class DestinationMove(Driver):
             await self._reader.close()
         if self._berth is not None:
             self._berth.vacate()
-
-
-def _foreign(manifest: Manifest, begin: m.Begin, fds: Sequence[int]) -> Holding:
-    """The source's memory as seen from here; everything it says about it is checked."""
-    regions = manifest.regions
-    if len(begin.places) != len(regions):
-        raise FramingError(f"begin places {len(begin.places)} regions, the manifest has {len(regions)}")
-    for place, region in zip(begin.places, regions, strict=True):
-        inside = 0 <= place.extent < len(begin.extent_bytes) and place.offset >= 0
-        if not inside or place.offset + region.nbytes > begin.extent_bytes[place.extent]:
-            raise FramingError(f"begin places region {region.name!r} outside its extent")
-    extents = tuple(Extent(0, "host", nbytes) for nbytes in begin.extent_bytes)
-    counted = (False,) * len(extents)
-    return Holding(manifest, extents, tuple(begin.places), tuple(fds), counted, LeafMap(regions))

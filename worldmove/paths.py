@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from worldmove.errors import WorldMoveError
+from worldmove import messages as m
+from worldmove.errors import FramingError, WorldMoveError
 from worldmove.gate import Gate
-from worldmove.manifest import Span
+from worldmove.hosting.memory import Holding
+from worldmove.manifest import Extent, LeafMap, Manifest, Span
 from worldmove.reading import Reader
 from worldmove.transport.pool import Lane
 
@@ -132,3 +134,21 @@ class LocalPath:
         """Returns when the copies that were under way have ended, and the source's memory is unmapped."""
         await self._idle.wait()
         await self._source.close()
+
+
+def foreign_memory(manifest: Manifest, begin: m.Begin, fds: Sequence[int]) -> Holding:
+    """The source's memory as seen from here; everything it says about it is checked.
+
+    Raises:
+        FramingError: a region has no place, or lies outside its extent.
+    """
+    regions = manifest.regions
+    if len(begin.places) != len(regions):
+        raise FramingError(f"begin places {len(begin.places)} regions, the manifest has {len(regions)}")
+    for place, region in zip(begin.places, regions, strict=True):
+        inside = 0 <= place.extent < len(begin.extent_bytes) and place.offset >= 0
+        if not inside or place.offset + region.nbytes > begin.extent_bytes[place.extent]:
+            raise FramingError(f"begin places region {region.name!r} outside its extent")
+    extents = tuple(Extent(0, "host", nbytes) for nbytes in begin.extent_bytes)
+    counted = (False,) * len(extents)
+    return Holding(manifest, extents, tuple(begin.places), tuple(fds), counted, LeafMap(regions))
