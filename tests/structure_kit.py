@@ -16,6 +16,7 @@ ORDER = (
     "fingerprint",
     "views",
     "ipc",
+    "listening",
     "tasks",
     "kernels",
     "digest",

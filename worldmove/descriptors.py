@@ -19,6 +19,7 @@ import msgspec
 
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, UnauthorizedError
 from worldmove.ipc import MAX_FDS, Channel, close_all
+from worldmove.listening import Acceptor
 from worldmove.tasks import Tasks
 
 
@@ -50,6 +51,8 @@ class DescriptorDoor:
         self._timeout = timeout_ms / 1000
         self._offers: dict[bytes, tuple[int, ...]] = {}
         self._socket: socket.socket | None = None
+        self._inode = 0
+        self._acceptor: Acceptor | None = None
         self._tasks = Tasks(lambda _error: None)
 
     def offer(self, token: bytes, fds: Sequence[int]) -> None:
@@ -69,17 +72,15 @@ class DescriptorDoor:
         self.path.chmod(0o600)
         listener.listen(16)
         self._socket = listener
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+        self._inode = self.path.stat().st_ino
+        self._acceptor = Acceptor(listener, self._visit)
+        self._acceptor.start()
 
-    def _accept(self) -> None:
-        # Out of descriptors, or the caller is gone already: the next event tries again.
-        with contextlib.suppress(OSError):
-            while self._socket is not None:
-                accepted, _ = self._socket.accept()
-                channel: Channel[Fetch] = Channel(accepted, Fetch)
-                serving = self._tasks.spawn(self._serve(channel))
-                # Not in the coroutine: one that is cancelled before it began runs no `finally`.
-                serving.add_done_callback(partial(_hang_up, channel))
+    def _visit(self, accepted: socket.socket) -> None:
+        channel: Channel[Fetch] = Channel(accepted, Fetch)
+        serving = self._tasks.spawn(self._serve(channel))
+        # Not in the coroutine: one that is cancelled before it began runs no `finally`.
+        serving.add_done_callback(partial(_hang_up, channel))
 
     async def _serve(self, channel: Channel[Fetch]) -> None:
         _pid, uid, _gid = channel.peer_credentials()
@@ -100,11 +101,14 @@ class DescriptorDoor:
 
     async def close(self) -> None:
         """Stops listening and removes the socket's file."""
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        if self._socket is not None and self._acceptor is not None:
+            self._acceptor.stop()
             self._socket.close()
             self._socket = None
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                # A later incarnation of the node may listen at the path by now.
+                if self.path.stat().st_ino == self._inode:
+                    self.path.unlink()
         await self._tasks.cancel()
 
 

@@ -22,6 +22,7 @@ from worldmove.errors import (
 )
 from worldmove.hosting.ranks import Ranks
 from worldmove.ipc import Channel, close_all
+from worldmove.listening import Acceptor
 from worldmove.page.messages import (
     FDS_PER_MESSAGE,
     PROTOCOL,
@@ -82,6 +83,7 @@ class Door:
     def __init__(self, path: Path, desk: Desk) -> None:
         self.path = path
         self._desk = desk
+        self._acceptor: Acceptor | None = None
         self._sock: socket.socket | None = None
         self._inode = 0
         self._visits: set[asyncio.Task[None]] = set()
@@ -108,12 +110,13 @@ class Door:
                 value=str(self.path.parent),
             ) from error
         self._sock = sock
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._accept)
+        self._acceptor = Acceptor(sock, self._visit)
+        self._acceptor.start()
 
     async def close(self) -> None:
         """Stops listening and lets every worker go; they keep their worlds and look for the next node."""
-        if self._sock is not None:
-            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+        if self._sock is not None and self._acceptor is not None:
+            self._acceptor.stop()
             self._sock.close()
             self._sock = None
             with contextlib.suppress(OSError):
@@ -124,21 +127,10 @@ class Door:
         if self._visits:
             await asyncio.wait(self._visits)
 
-    def _accept(self) -> None:
-        if self._sock is None:
-            return
-        while True:
-            try:
-                sock, _ = self._sock.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                # Out of descriptors, or the caller is gone already: the next event tries again.
-                log.warning("door.accept", error=str(error))
-                return
-            task = asyncio.create_task(_Visit(sock, self._desk).run())
-            self._visits.add(task)
-            task.add_done_callback(self._visits.discard)
+    def _visit(self, sock: socket.socket) -> None:
+        task = asyncio.create_task(_Visit(sock, self._desk).run())
+        self._visits.add(task)
+        task.add_done_callback(self._visits.discard)
 
 
 class _Visit:

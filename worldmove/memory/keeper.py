@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import resource
 import signal
 import socket
 import sys
@@ -24,7 +23,9 @@ import uvloop
 
 from worldmove.errors import ConnectionLostError, FramingError
 from worldmove.ipc import Channel, close_all
-from worldmove.memory.keeping import LISTENING, OTHER_KEEPER, Answer, Drop, Get, List, Put, Request
+from worldmove.listening import Acceptor
+from worldmove.memory.keeping import LISTENING, OTHER_KEEPER, Answer, Claim, Drop, Get, List, Put, Request
+from worldmove.memory.limits import raise_descriptor_limit
 
 GRACE_S = 1.0
 """How long an empty keeper waits for the next connection."""
@@ -34,18 +35,26 @@ _IN_ATTRIB = 0x4
 
 
 class _Holding:
-    """What is held: key to meta and descriptors."""
+    """What is held: key to meta and descriptors. `term` is the latest that anybody has claimed."""
 
     def __init__(self) -> None:
+        self.term = 0
         self._held: dict[str, tuple[bytes, list[int]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
-    async def perform(self, request: Request, fds: list[int]) -> tuple[Answer, list[int]]:
-        """Does what was asked; returns the answer and the descriptors to send with it."""
+    async def perform(self, request: Request, fds: list[int], term: int) -> tuple[Answer, list[int]]:
+        """Does what a client of `term` asked; returns the answer and the descriptors to send with it."""
         pid = os.getpid()
+        if term < self.term and isinstance(request, Claim | Put | Drop):
+            if isinstance(request, Put):
+                close_all(fds)
+            return Answer(request.call, pid, fenced=True), []
         match request:
+            case Claim(call, term):
+                self.term = term
+                return Answer(call, pid), []
             case Put(call, key, meta):
                 old, self._held[key] = self._held.get(key), (meta, fds)
                 await self._close(old)
@@ -79,12 +88,13 @@ class _Service:
         self._reachable = True
         self._grace: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._acceptor = Acceptor(listener, self._welcome)
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> None:
         """Serves until nobody is connected and nothing (reachable) is held."""
         watch = _watch_removal(self._path)
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._acceptor.start()
         self._loop.add_reader(watch, self._touched, watch)
         try:
             self._consider()
@@ -93,12 +103,10 @@ class _Service:
             self._loop.remove_reader(watch)
             os.close(watch)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            sock, _ = self._listener.accept()
-            task = self._loop.create_task(self._serve(Channel(sock, Request)))
-            self._clients.add(task)
-            task.add_done_callback(self._left)
+    def _welcome(self, sock: socket.socket) -> None:
+        task = self._loop.create_task(self._serve(Channel(sock, Request)))
+        self._clients.add(task)
+        task.add_done_callback(self._left)
 
     def _left(self, task: asyncio.Task[None]) -> None:
         self._clients.discard(task)
@@ -123,10 +131,10 @@ class _Service:
     def _end(self) -> None:
         with _starting(self._path):
             # Whoever connected meanwhile is served; whoever comes later finds no socket and starts a keeper.
-            self._accept()
+            self._acceptor.accept()
             if self._clients:
                 return
-            self._loop.remove_reader(self._listener.fileno())
+            self._acceptor.stop()
             if self._reachable:
                 self._path.unlink(missing_ok=True)
             self._listener.close()
@@ -137,9 +145,12 @@ class _Service:
         try:
             if channel.peer_credentials()[1] != os.getuid():
                 return
+            term = 0
             while True:
                 request, fds = await channel.receive()
-                answer, held = await self._holding.perform(request, fds)
+                if isinstance(request, Claim):
+                    term = request.term
+                answer, held = await self._holding.perform(request, fds, term)
                 if not isinstance(request, Put):
                     close_all(fds)
                 await channel.send(answer, held)
@@ -224,8 +235,7 @@ async def _run(listener: socket.socket, path: Path) -> None:
 def main(argv: list[str]) -> int:
     """Starts a keeper at the socket path `argv[0]`; returns the exit status of module's description."""
     path = Path(argv[0]).absolute()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_descriptor_limit()
     listener = _listen(path)
     if listener is None:
         return OTHER_KEEPER

@@ -1,8 +1,8 @@
 """Talking to the keeper: the process that holds every arena's descriptor while nodes and workers come and go.
 
-The exchange (packets of `worldmove.ipc`): the client sends `Put`, `Get`, `Drop` or `List` with a number of
-its choice, the keeper answers `Answer` with the same number. Descriptors travel with `Put` and with the
-answer to `Get`.
+The exchange (packets of `worldmove.ipc`): the client sends `Claim`, `Put`, `Get`, `Drop` or `List` with a
+number of its choice, the keeper answers `Answer` with the same number. Descriptors travel with `Put` and with
+the answer to `Get`. Once somebody has claimed a term, whoever speaks for an earlier one changes nothing any more.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 
 from worldmove.errors import (
     ConnectionLostError,
+    FencedError,
     FramingError,
     NotFoundError,
     ProcessLostError,
@@ -31,6 +32,13 @@ MAX_KEY = 256
 LISTENING = 0
 OTHER_KEEPER = 3
 """Exit status of a started keeper that found a living one at its path."""
+
+
+class Claim(msgspec.Struct, tag="claim", frozen=True):
+    """From now on this connection speaks for `term`; `Put` and `Drop` of earlier ones are refused."""
+
+    call: int
+    term: int
 
 
 class Put(msgspec.Struct, tag="put", frozen=True):
@@ -62,16 +70,20 @@ class List(msgspec.Struct, tag="list", frozen=True):
 
 
 class Answer(msgspec.Struct, tag="answer", frozen=True):
-    """What became of a call: `found` is false where `Get` named an unknown key."""
+    """What became of a call.
+
+    `found` is false where `Get` named an unknown key, `fenced` is true where a later term has been claimed.
+    """
 
     call: int
     pid: int
     found: bool = True
     meta: bytes = b""
     keys: tuple[str, ...] = ()
+    fenced: bool = False
 
 
-Request = Put | Get | Drop | List
+Request = Claim | Put | Get | Drop | List
 
 
 class Keeper:
@@ -92,22 +104,27 @@ class Keeper:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, path: Path | str) -> Keeper:
+    async def start(cls, path: Path | str, term: int = 0) -> Keeper:
         """Connects to the living keeper at `path`, or starts one there.
+
+        Args:
+            path: of its socket.
+            term: for which this connection writes, such as a node's incarnation; 0 claims none.
 
         Raises:
             ProcessLostError: it cannot be started, or the one that lives there serves another user.
+            FencedError: a later term has been claimed there.
         """
         place = str(path)
         for _ in range(3):
-            keeper = await cls._connect(place)
+            keeper = await cls._connect(place, term)
             if keeper is not None:
                 return keeper
             await _launch(place)
         raise ProcessLostError(f"no keeper can be reached at {place}")
 
     @classmethod
-    async def _connect(cls, path: str) -> Keeper | None:
+    async def _connect(cls, path: str, term: int) -> Keeper | None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.setblocking(False)
         try:
@@ -121,7 +138,8 @@ class Keeper:
             raise ProcessLostError(f"keeper at {path}: {error}") from error
         keeper = cls(Channel(sock, Answer))
         try:
-            answer, _ = await keeper._call(List(keeper._number()))
+            number = keeper._number()
+            answer, _ = await keeper._call(Claim(number, term) if term else List(number))
         except ProcessLostError:
             # It was about to end, or it serves another user.
             await keeper.close()
@@ -139,6 +157,7 @@ class Keeper:
 
         Raises:
             ValidationError: key, meta or descriptors are too many or too long.
+            FencedError: a later term than this connection's has been claimed; nothing has changed.
             ProcessLostError: the keeper is gone.
         """
         _check(key, meta, fds)
@@ -160,6 +179,7 @@ class Keeper:
         """Has the descriptors under `key` closed; an unknown key is passed over.
 
         Raises:
+            FencedError: as `put`.
             ProcessLostError: the keeper is gone.
         """
         await self._call(Drop(self._number(), key))
@@ -192,7 +212,7 @@ class Keeper:
         self._calls[request.call] = future
         try:
             await self._channel.send(request, fds)
-            return await future
+            answer, carried = await future
         except ConnectionLostError as error:
             raise ProcessLostError(f"the keeper (process {self.pid}) is gone") from error
         except asyncio.CancelledError:
@@ -202,6 +222,9 @@ class Keeper:
         finally:
             self._calls.pop(request.call, None)
             future.cancel()
+        if answer.fenced:
+            raise FencedError("a later incarnation of this node has claimed the keeper")
+        return answer, carried
 
     async def _read(self) -> None:
         try:

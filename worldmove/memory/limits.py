@@ -7,6 +7,7 @@ so this is asked before anything is allocated.
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -65,3 +66,15 @@ def _walk(mount: Path, path: str, limit: str, usage: str, inactive: str) -> Iter
             bound = int((place / limit).read_text())
             used = int((place / usage).read_text()) - _fields(place / "memory.stat").get(inactive, 0)
             yield bound, max(used, 0)
+
+
+def raise_descriptor_limit() -> int:
+    """Lets this process open as many descriptors as its hard limit allows; returns how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return hard
+    # Where the hard limit is "infinity" the kernel's own one (fs.nr_open) still holds, and is refused.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+    return soft
