@@ -30,6 +30,7 @@ STATUS: dict[type[WorldMoveError], int] = {
     errors.RejectedError: 429,
     errors.TransportError: 502,
     errors.PeerError: 502,
+    errors.DeviceError: 503,
     errors.DeadlineError: 504,
     errors.ProcessLostError: 503,
     errors.LedgerError: 503,

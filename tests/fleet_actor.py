@@ -42,7 +42,7 @@ from typing import Any
 
 from fleet_world import SHARE, core, fill, flat, next_state, shown, write_block
 
-from worldmove.executor.host import end_with_parent
+from worldmove.executor.serving import end_with_parent
 from worldmove.worker import SessionEndedError, SessionMoved, Standby, Worker, World, WorldMoveError
 
 

@@ -18,6 +18,7 @@ ORDER = (
     "ipc",
     "listening",
     "tasks",
+    "cuda",
     "kernels",
     "digest",
     "delta",

@@ -52,7 +52,7 @@ SIDE_EFFECTS = {
 PACKAGE_MAY_EXPORT = {"errors", "manifest", "worker", "sdk"}
 
 SDK = ("worker", "sdk", "page")
-SDK_MAY_IMPORT = {"errors", "manifest", "fingerprint", "views", "ipc", "memory", "tls", *SDK}
+SDK_MAY_IMPORT = {"errors", "manifest", "fingerprint", "views", "ipc", "cuda", "memory", "tls", *SDK}
 
 # Only these files may know the package: everything else goes through their seam.
 SEAMS = {"ucxx": ("worldmove/transport/ucx.py",), "sqlite3": ("worldmove/ledger/sqlite",)}

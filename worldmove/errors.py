@@ -160,6 +160,12 @@ class FramingError(TransportError):
     code = "framing"
 
 
+class DeviceError(WorldMoveError):
+    """A GPU is not there, cannot be used, or refused what was asked of it."""
+
+    code = "device"
+
+
 class DeadlineError(WorldMoveError):
     """Something did not happen in its time."""
 

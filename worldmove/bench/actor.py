@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from worldmove.bench.digest import fill
-from worldmove.executor.host import end_with_parent
+from worldmove.executor.serving import end_with_parent
 from worldmove.manifest import DEFAULT_LEAF
 from worldmove.worker import Region, SessionMoved, Worker, World
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from worldmove.errors import ConnectionLostError, WorldMoveError
-from worldmove.executor.host import end_with_parent
+from worldmove.executor.serving import end_with_parent
 from worldmove.ipc import SyncChannel
 
 

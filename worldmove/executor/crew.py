@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from worldmove.errors import ProcessLostError
+from worldmove.executor.kinds import Kind
 from worldmove.executor.messages import Attach, Detach, Done, Request
 from worldmove.executor.process import ExecutorProcess
 from worldmove.memory.arena import free_arenas
@@ -19,11 +20,12 @@ EventSink = Callable[[str, Mapping[str, object]], None]
 
 
 class Memory(NamedTuple):
-    """Memory that every executor maps; `fd` belongs to the crew."""
+    """Memory that every executor maps; `fd` belongs to the crew. `device`: it is a GPU's."""
 
     fd: int
     nbytes: int
     writable: bool
+    device: bool = False
 
 
 class Crew:
@@ -35,13 +37,21 @@ class Crew:
         stall_s: see `ExecutorProcess`.
         on_room: called whenever an executor may have room for a request, or there is none any more.
         on_event: told `executor-started`, `executor-lost` and `executor-given-up`, with the pid.
+        kind: whose memory they work on.
 
     Attributes:
         memory: what is mapped, by key.
     """
 
     def __init__(
-        self, count: int, nice: int, stall_s: float, on_room: Callable[[], None], on_event: EventSink | None
+        self,
+        count: int,
+        nice: int,
+        stall_s: float,
+        on_room: Callable[[], None],
+        *,
+        on_event: EventSink | None,
+        kind: Kind,
     ) -> None:
         self.memory: dict[int, Memory] = {}
         self._count = count
@@ -49,6 +59,7 @@ class Crew:
         self._stall_s = stall_s
         self._on_room = on_room
         self._on_event = on_event
+        self._kind = kind
         self._executors: list[ExecutorProcess | None] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -143,7 +154,7 @@ class Crew:
                 raise error
 
     async def _spawn(self) -> ExecutorProcess:
-        return await ExecutorProcess.spawn(self._nice, self._stall_s)
+        return await ExecutorProcess.spawn(self._nice, self._stall_s, self._kind)
 
     def _install(self, place: int, executor: ExecutorProcess) -> None:
         """Gives an executor its place and all memory; requests that follow find it mapped."""
@@ -188,7 +199,7 @@ class Crew:
 
 
 def _attach(key: int, memory: Memory) -> Callable[[int], Request]:
-    return partial(Attach, key=key, nbytes=memory.nbytes, writable=memory.writable)
+    return partial(Attach, key=key, nbytes=memory.nbytes, writable=memory.writable, device=memory.device)
 
 
 def _end_unless_done(executor: ExecutorProcess, answer: asyncio.Future[Done]) -> None:

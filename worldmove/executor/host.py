@@ -1,28 +1,14 @@
 """The host's executor: digests, copies and wipes host memory, in a process of its own.
 
-`python -m worldmove.executor.host --fd N --nice N`. The event loop only moves messages; one thread does the
-work, since hashing a leaf of up to 64 KiB holds the interpreter lock and would stall any loop beside it for
-milliseconds. It ends when its control socket closes, and with its node.
+`python -m worldmove.executor.host --fd N --parent PID --nice N`; see `serving` for how it runs.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import ctypes
 import mmap
-import os
-import queue
-import resource
-import signal
-import socket
 import sys
-import threading
-from collections.abc import Callable
 
-import uvloop
-
-from worldmove.errors import ConnectionLostError, FramingError, TransportError, ValidationError
+from worldmove.errors import TransportError, ValidationError
 from worldmove.executor.messages import (
     Attach,
     Copy,
@@ -32,18 +18,14 @@ from worldmove.executor.messages import (
     Failed,
     Fill,
     Hash,
-    Ready,
     Reply,
     Request,
 )
-from worldmove.ipc import Channel, close_all, map_shared
+from worldmove.executor.serving import Answer, Tasks, options, prepare, run
+from worldmove.ipc import close_all, map_shared
 from worldmove.kernels.leaf_digest import DIGEST_BYTES, digest_leaves, hash_bytes, leaf_count
 
 FILL_BYTES = 256 * 1024
-SWITCH_INTERVAL_S = 0.0005
-"""How long the working thread may keep the interpreter from a loop that has a message to read."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Bench:
@@ -60,7 +42,9 @@ class Bench:
             TransportError: a descriptor can't be mapped.
         """
         match request:
-            case Attach(_, key, nbytes, writable):
+            case Attach(_, key, nbytes, writable, device):
+                if device:
+                    raise ValidationError("a GPU's memory cannot be mapped by the host", field="device")
                 self._attach(key, fds, nbytes, writable=writable)
             case Detach(_, key):
                 self._detach(key)
@@ -77,6 +61,8 @@ class Bench:
                     self._view(table, first * DIGEST_BYTES, count * DIGEST_BYTES) for first, count in ranges
                 ]
                 return Done(request.call, tuple(hash_bytes(view) for view in views))
+            case _:
+                raise ValidationError(f"host memory knows no {type(request).__name__}", field="request")
         return Done(request.call)
 
     def _attach(self, key: int, fds: list[int], nbytes: int, *, writable: bool) -> None:
@@ -120,7 +106,7 @@ class Bench:
         return memoryview(mapped)[offset : offset + length]
 
 
-def _work(tasks: queue.SimpleQueue[tuple[Request, list[int]]], answer: Callable[[Reply], object]) -> None:
+def _work(tasks: Tasks, answer: Answer) -> None:
     bench = Bench()
     while True:
         request, fds = tasks.get()
@@ -131,61 +117,14 @@ def _work(tasks: queue.SimpleQueue[tuple[Request, list[int]]], answer: Callable[
         except (TypeError, ValueError, BufferError, MemoryError) as error:
             reply = Failed(request.call, f"{type(error).__name__}: {error}")
         close_all(fds)
-        answer(reply)
-
-
-async def _serve(channel: Channel[Request]) -> None:
-    loop = asyncio.get_running_loop()
-    tasks: queue.SimpleQueue[tuple[Request, list[int]]] = queue.SimpleQueue()
-    replies: asyncio.Queue[Reply] = asyncio.Queue()
-
-    def answer(reply: Reply) -> None:
-        loop.call_soon_threadsafe(replies.put_nowait, reply)
-
-    threading.Thread(target=_work, args=(tasks, answer), name="work", daemon=True).start()
-    sending = asyncio.create_task(_send(channel, replies))
-    try:
-        await channel.send(Ready(os.getpid()))
-        while True:
-            tasks.put(await channel.receive())
-    except ConnectionLostError:
-        return
-    finally:
-        sending.cancel()
-
-
-async def _send(channel: Channel[Request], replies: asyncio.Queue[Reply]) -> None:
-    while True:
-        await channel.send(await replies.get())
-
-
-def end_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(1)
+        answer(reply, ())
 
 
 def main(argv: list[str]) -> int:
     """Runs the executor on the inherited socket `--fd`."""
-    parser = argparse.ArgumentParser(prog="worldmove.executor.host")
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--nice", type=int, default=0)
-    options = parser.parse_args(argv)
-    end_with_parent(options.parent)
-    os.nice(options.nice)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    channel: Channel[Request] = Channel(socket.socket(fileno=options.fd), Request)
-    try:
-        uvloop.run(_serve(channel))
-    except FramingError as error:
-        sys.stderr.write(f"executor {os.getpid()}: {error}\n")
-        return 1
-    # The working thread may be deep in a copy; nobody waits for it any more.
-    os._exit(0)
+    given = options("worldmove.executor.host").parse_args(argv)
+    prepare(given)
+    return run(given, _work)
 
 
 if __name__ == "__main__":

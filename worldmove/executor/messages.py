@@ -45,12 +45,13 @@ class CopyPiece(NamedTuple):
 
 
 class Attach(msgspec.Struct, tag="attach", frozen=True):
-    """Map the descriptor that came along."""
+    """Map the descriptor that came along: a memory file, or with `device` memory of a GPU."""
 
     call: int
     key: int
     nbytes: int
     writable: bool
+    device: bool = False
 
 
 class Detach(msgspec.Struct, tag="detach", frozen=True):
@@ -93,6 +94,19 @@ class Hash(msgspec.Struct, tag="hash", frozen=True):
     ranges: tuple[tuple[int, int], ...]
 
 
+class Allocate(msgspec.Struct, tag="allocate", frozen=True):
+    """Make device memory of zero bytes; the answer brings its descriptor."""
+
+    call: int
+    nbytes: int
+
+
+class Measure(msgspec.Struct, tag="measure", frozen=True):
+    """How much memory has the device? The answer's `sizes` are the free and the total bytes."""
+
+    call: int
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The first message of an executor: it takes requests."""
 
@@ -100,18 +114,27 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """Call `call` is done; `digests` answers `Hash`."""
+    """Call `call` is done; `digests` answers `Hash`, `sizes` `Measure`.
+
+    `fds` are descriptors that came along, as the receiver knows them: they never travel as numbers.
+    """
 
     call: int
     digests: tuple[bytes, ...] = ()
+    sizes: tuple[int, ...] = ()
+    fds: tuple[int, ...] = ()
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """Call `call` could not be done, and did nothing or only a part."""
+    """Call `call` could not be done, and did nothing or only a part.
+
+    `short_of`: bytes that were needed and bytes that there were, where memory was what lacked.
+    """
 
     call: int
     reason: str
+    short_of: tuple[int, int] | None = None
 
 
-Request = Attach | Detach | Digest | Copy | Fill | Hash
+Request = Attach | Detach | Digest | Copy | Fill | Hash | Allocate | Measure
 Reply = Ready | Done | Failed

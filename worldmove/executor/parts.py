@@ -14,9 +14,11 @@ MAX_PART_PIECES = 1500
 """Keeps a request within one packet."""
 
 
-def part_size(nbytes: int, processes: int) -> int:
+def part_size(
+    nbytes: int, processes: int, smallest: int = MIN_PART_BYTES, largest: int = MAX_PART_BYTES
+) -> int:
     """Bytes of a part for a job of `nbytes`, so that all of `processes` have work, and end together."""
-    return min(MAX_PART_BYTES, max(MIN_PART_BYTES, -(-nbytes // (2 * processes))))
+    return min(largest, max(smallest, -(-nbytes // (2 * processes))))
 
 
 def pieces_for(

@@ -1,4 +1,4 @@
-"""The executors of one node's host memory: who does what, and in which order.
+"""The executors of one device, or of the host's memory: who does what, and in which order.
 
 Everything is decided synchronously on the node's event loop; executors only do what they are told.
 """
@@ -10,18 +10,28 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from worldmove.errors import ProcessLostError, TransportError, ValidationError
+from worldmove.errors import ManifestError, ProcessLostError, TransportError, ValidationError
 from worldmove.executor.crew import Crew, EventSink, Memory
 from worldmove.executor.jobs import Board, Job, Part
-from worldmove.executor.messages import Copy, CopyPiece, Digest, Done, Fill, Hash, Piece
+from worldmove.executor.kinds import HOST, Kind
+from worldmove.executor.messages import (
+    Allocate,
+    Copy,
+    CopyPiece,
+    Digest,
+    Done,
+    Fill,
+    Hash,
+    Measure,
+    Piece,
+    Request,
+)
 from worldmove.executor.parts import part_size, split_copy, split_digest, split_fill, split_ranges
 from worldmove.executor.process import STALL_S
+from worldmove.ipc import close_all
 from worldmove.manifest import DIGEST_BYTES
 
 __all__ = ["CopyPiece", "ExecutorPool", "Piece"]
-
-WINDOW = 2
-"""Requests that an executor has at once: one in work, one that follows without a gap."""
 
 
 class ExecutorPool:
@@ -32,6 +42,7 @@ class ExecutorPool:
         nice: added to their scheduling priority, so that worlds go first.
         stall_s: an executor that owes answers and gives none for so long is ended and replaced.
         on_event: told `executor-started`, `executor-lost` and `executor-given-up`, with the pid.
+        kind: whose memory they work on.
     """
 
     def __init__(
@@ -41,10 +52,12 @@ class ExecutorPool:
         nice: int = 5,
         stall_s: float = STALL_S,
         on_event: EventSink | None = None,
+        kind: Kind = HOST,
     ) -> None:
         self._count = processes
+        self._kind = kind
         self._board = Board()
-        self._crew = Crew(processes, nice, stall_s, self._pump, on_event)
+        self._crew = Crew(processes, nice, stall_s, self._pump, on_event=on_event, kind=kind)
         self._leaving: set[int] = set()
         self._next_key = 1
         self._closed = False
@@ -54,6 +67,23 @@ class ExecutorPool:
     def pids(self) -> list[int]:
         """The living executors' processes."""
         return [executor.pid for executor in self._crew.alive()]
+
+    @property
+    def host(self) -> ExecutorPool:
+        """The pool of host memory, as `Executors.host`: this one, where it stands alone."""
+        return self
+
+    def of(self, device: str) -> ExecutorPool:
+        """The pool of a device, as `Executors.of`.
+
+        Raises:
+            ManifestError: it is another device's.
+        """
+        if device != self._kind.device:
+            raise ManifestError(
+                f"device {device!r} is not on this node; allowed: {self._kind.device!r}", field="device"
+            )
+        return self
 
     async def start(self) -> None:
         """Starts all executors; returns when they take requests.
@@ -79,13 +109,14 @@ class ExecutorPool:
         self._crew.kill()
         self._pump()
 
-    async def attach(self, fd: int, nbytes: int, *, writable: bool) -> int:
+    async def attach(self, fd: int, nbytes: int, *, writable: bool, device: bool = False) -> int:
         """Maps memory in every executor, populated, now and in those that replace one.
 
         Args:
             fd: stays the caller's; the pool keeps a duplicate until `detach`.
             nbytes: how much of it.
             writable: false maps it read-only; copies and fills into it then fail.
+            device: it is a GPU's memory, that this device can reach; otherwise a memory file.
 
         Returns:
             The key for `Piece`, `CopyPiece` and the like. A key is never used again.
@@ -97,7 +128,7 @@ class ExecutorPool:
         """
         self._check_open()
         try:
-            memory = Memory(os.dup(fd), nbytes, writable)
+            memory = Memory(os.dup(fd), nbytes, writable, device)
         except OSError as error:
             raise TransportError(f"descriptor {fd} cannot be attached: {error}") from error
         key, self._next_key = self._next_key, self._next_key + 1
@@ -108,6 +139,37 @@ class ExecutorPool:
             self._crew.later(self._forget(key))
             raise
         return key
+
+    async def allocate(self, nbytes: int) -> int:
+        """Makes memory of the device, all zero.
+
+        Returns:
+            A descriptor that the caller owns. Cancelling the wait leaves nothing behind.
+
+        Raises:
+            NoMemoryError: the device has not that much.
+            ValidationError: these executors have no device.
+            ProcessLostError: the executor died meanwhile.
+        """
+        return (await self._ask(partial(Allocate, nbytes=nbytes), nbytes)).fds[0]
+
+    async def measure(self) -> tuple[int, int]:
+        """Free and total bytes of the device; raises as `allocate`."""
+        free, total = (await self._ask(Measure, 0)).sizes
+        return free, total
+
+    async def _ask(self, make: Callable[[int], Request], nbytes: int) -> Done:
+        """Asks one executor something that touches no attached memory."""
+        self._check_open()
+        executor = next(iter(self._crew.alive()), None)
+        if executor is None:
+            raise ProcessLostError("there is no executor now")
+        answer = self._crew.ask(executor, make, nbytes=nbytes)
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            answer.add_done_callback(_disown)
+            raise
 
     async def detach(self, key: int) -> None:
         """Unmaps memory everywhere, once nothing touches it any more.
@@ -160,7 +222,7 @@ class ExecutorPool:
                 raise ValidationError(f"{piece} has an impossible leaf", field="pieces")
             if (piece.first_leaf + piece.leaves) * DIGEST_BYTES > room:
                 raise ValidationError(f"{piece} lies outside a table of {room} bytes", field="pieces")
-        size = part_size(sum(piece.length for piece in pieces), self._count)
+        size = self._part_size(sum(piece.length for piece in pieces))
         parts = [
             Part(
                 partial(Digest, table=table, seed=seed, pieces=tuple(part)),
@@ -173,10 +235,10 @@ class ExecutorPool:
         await self._run(parts, urgent=urgent, on_part=on_part)
 
     async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False) -> None:
-        """Copies host memory.
+        """Copies memory.
 
         Pieces are copied in any order, several at once: no piece may touch what another one writes. Within
-        one piece, source and target may overlap.
+        one piece of host memory, source and target may overlap.
 
         Raises:
             ValidationError: a piece lies outside its memory, or its target is read-only.
@@ -185,7 +247,7 @@ class ExecutorPool:
         for piece in pieces:
             self._check(piece.source_key, piece.source_offset, piece.length)
             self._check(piece.key, piece.offset, piece.length, writable=True)
-        size = part_size(sum(piece.length for piece in pieces), self._count)
+        size = self._part_size(sum(piece.length for piece in pieces))
         parts = [
             Part(
                 partial(Copy, pieces=tuple(part)),
@@ -213,7 +275,7 @@ class ExecutorPool:
             self._check(key, offset, length, writable=True)
         if not 0 <= byte <= 255:
             raise ValidationError(f"byte is {byte}; 0 to 255 are allowed", field="byte")
-        size = part_size(sum(length for _, length in wanted), self._count)
+        size = self._part_size(sum(length for _, length in wanted))
         parts = []
         for some in split_fill(wanted, size):
             request = partial(Fill, key=key, byte=byte, ranges=tuple(some))
@@ -231,7 +293,7 @@ class ExecutorPool:
         """
         for first, count in ranges:
             self._check(table, first * DIGEST_BYTES, count * DIGEST_BYTES)
-        size = part_size(sum(count for _, count in ranges) * DIGEST_BYTES, self._count)
+        size = self._part_size(sum(count for _, count in ranges) * DIGEST_BYTES)
         parts = []
         for group in split_ranges(ranges, size):
             nbytes = sum(count for _, count in group) * DIGEST_BYTES
@@ -265,7 +327,7 @@ class ExecutorPool:
         if self._crew.hopeless:
             self._board.drop_all(ProcessLostError("there is no executor, and none will be started"))
         while True:
-            free = [executor for executor in self._crew.alive() if executor.outstanding < WINDOW]
+            free = [one for one in self._crew.alive() if one.outstanding < self._kind.window]
             part = self._board.take() if free else None
             if part is None:
                 return
@@ -275,6 +337,9 @@ class ExecutorPool:
 
     def _finished(self, part: Part, answer: asyncio.Future[Done]) -> None:
         self._board.finish(part, answer.exception() or answer.result())
+
+    def _part_size(self, nbytes: int) -> int:
+        return part_size(nbytes, self._count, self._kind.smallest_part, self._kind.largest_part)
 
     async def _close(self) -> None:
         await self._board.idle()
@@ -306,3 +371,9 @@ class ExecutorPool:
     def _check_open(self) -> None:
         if self._closed:
             raise ProcessLostError("the executors are closed")
+
+
+def _disown(answer: asyncio.Future[Done]) -> None:
+    """Closes what comes for somebody who waits no more."""
+    if not answer.cancelled() and answer.exception() is None:
+        close_all(answer.result().fds)

@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections import deque
 from collections.abc import Sequence
+
+import msgspec
 
 from worldmove.errors import (
     ConnectionLostError,
     FramingError,
+    NoMemoryError,
     ProcessLostError,
     ValidationError,
     WorldMoveError,
 )
+from worldmove.executor.kinds import HOST, Kind
 from worldmove.executor.messages import Done, Failed, Ready, Reply, Request
-from worldmove.ipc import Channel, socketpair
+from worldmove.ipc import Channel, close_all, socketpair
 
 STALL_S = 10.0
 SLOWEST_BYTES_PER_S = 100e6
@@ -25,7 +28,7 @@ SLOWEST_BYTES_PER_S = 100e6
 
 
 class ExecutorProcess:
-    """A running executor. Its requests are performed, and answered, in the order of `submit`.
+    """A running executor. Its requests are begun in the order of `submit`, and answered as they get done.
 
     Attributes:
         pid: the process.
@@ -40,7 +43,7 @@ class ExecutorProcess:
         self._process = process
         self._channel = channel
         self._stall_s = stall_s
-        self._calls: deque[tuple[int, asyncio.Future[Done], int]] = deque()
+        self._calls: dict[int, tuple[asyncio.Future[Done], int]] = {}
         self._next = 0
         self._outbox: asyncio.Queue[tuple[Request, tuple[int, ...]]] = asyncio.Queue()
         self._watch: asyncio.TimerHandle | None = None
@@ -49,19 +52,20 @@ class ExecutorProcess:
         self.gone: asyncio.Task[None] = asyncio.create_task(self._live())
 
     @classmethod
-    async def spawn(cls, nice: int, stall_s: float = STALL_S) -> ExecutorProcess:
+    async def spawn(cls, nice: int, stall_s: float = STALL_S, kind: Kind = HOST) -> ExecutorProcess:
         """Starts one; returns when it takes requests.
 
         Args:
             nice: added to its scheduling priority, so that worlds go first.
             stall_s: seconds without any answer after which it is given up.
+            kind: whose memory it works on.
 
         Raises:
             ProcessLostError: it ended, or stalled, before it was ready.
         """
         mine, its = socketpair()
-        command = [sys.executable, "-m", "worldmove.executor.host", "--fd", str(its.fileno())]
-        command += ["--parent", str(os.getpid()), "--nice", str(nice)]
+        command = [sys.executable, "-m", kind.module, "--fd", str(its.fileno())]
+        command += ["--parent", str(os.getpid()), "--nice", str(nice), *kind.arguments]
         channel: Channel[Reply] = Channel(mine, Reply)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -76,7 +80,7 @@ class ExecutorProcess:
         finally:
             its.close()
         try:
-            async with asyncio.timeout(stall_s + STALL_S):
+            async with asyncio.timeout(stall_s + kind.ready_s):
                 await channel.receive()
         except (ConnectionLostError, FramingError, TimeoutError) as error:
             await _end(process, channel)
@@ -110,14 +114,14 @@ class ExecutorProcess:
             nbytes: bytes that are touched: how much time the answer may take.
 
         Returns:
-            The answer. It fails with `ValidationError` where the request was wrong, and with
-            `ProcessLostError`, once the process is reaped, where it died.
+            The answer. It fails with `ValidationError` where the request was wrong, with `NoMemoryError`
+            where memory lacked, and with `ProcessLostError`, once the process is reaped, where it died.
         """
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         if not self.alive:
             future.set_exception(ProcessLostError(f"executor {self.pid} is gone"))
             return future
-        self._calls.append((request.call, future, nbytes))
+        self._calls[request.call] = (future, nbytes)
         self._outbox.put_nowait((request, tuple(fds)))
         if self._watch is None:
             self._arm(self.answered, patience=2)
@@ -132,7 +136,7 @@ class ExecutorProcess:
     async def close(self) -> None:
         """Lets it finish what it was asked, then ends it; returns when it is reaped."""
         self._leaving = True
-        pending = {future for _, future, _ in self._calls if not future.done()}
+        pending = {future for future, _ in self._calls.values() if not future.done()}
         if pending:
             await asyncio.wait(pending)
         self.kill()
@@ -140,7 +144,8 @@ class ExecutorProcess:
 
     def _arm(self, seen: int, patience: int) -> None:
         # Two silent periods end it, not one: this loop may have been the one that slept.
-        seconds = self._stall_s + self._calls[0][2] / SLOWEST_BYTES_PER_S
+        _, nbytes = next(iter(self._calls.values()))
+        seconds = self._stall_s + nbytes / SLOWEST_BYTES_PER_S
         self._watch = asyncio.get_running_loop().call_later(seconds / 2, self._check, seen, patience - 1)
 
     def _check(self, seen: int, patience: int) -> None:
@@ -164,8 +169,7 @@ class ExecutorProcess:
         reason = "its socket was closed"
         try:
             while True:
-                reply, _ = await self._channel.receive()
-                self._answer(reply)
+                self._answer(*await self._channel.receive())
         except (ConnectionLostError, FramingError) as error:
             reason = error.message
         finally:
@@ -176,24 +180,32 @@ class ExecutorProcess:
             await _end(self._process, self._channel)
             self._lose(reason)
 
-    def _answer(self, reply: Reply) -> None:
-        if isinstance(reply, Ready) or not self._calls or self._calls[0][0] != reply.call:
+    def _answer(self, reply: Reply, fds: list[int]) -> None:
+        if isinstance(reply, Ready) or reply.call not in self._calls:
+            close_all(fds)
             raise FramingError(f"executor {self.pid} answered something that was not asked")
-        _, future, _ = self._calls.popleft()
+        future, _ = self._calls.pop(reply.call)
         self.answered += 1
         if future.done():
-            return
-        if isinstance(reply, Failed):
-            future.set_exception(ValidationError(f"executor {self.pid}: {reply.reason}", field="request"))
+            close_all(fds)
+        elif isinstance(reply, Failed):
+            close_all(fds)
+            future.set_exception(self._failure(reply))
         else:
-            future.set_result(reply)
+            future.set_result(msgspec.structs.replace(reply, fds=tuple(fds)) if fds else reply)
+
+    def _failure(self, reply: Failed) -> WorldMoveError:
+        if reply.short_of is not None:
+            required, available = reply.short_of
+            return NoMemoryError(reply.reason, required_bytes=required, available_bytes=available)
+        return ValidationError(f"executor {self.pid}: {reply.reason}", field="request")
 
     def _lose(self, reason: str) -> None:
         error: WorldMoveError = ProcessLostError(
             f"executor {self.pid} ended while it was needed: {reason}", pid=self.pid
         )
-        while self._calls:
-            _, future, _ = self._calls.popleft()
+        calls, self._calls = self._calls, {}
+        for future, _ in calls.values():
             if not future.done():
                 future.set_exception(error)
 

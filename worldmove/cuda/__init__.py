@@ -1,0 +1,1 @@
+"""GPU memory as descriptors: the same pages in every process that holds one."""

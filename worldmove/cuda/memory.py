@@ -1,0 +1,198 @@
+"""GPU memory by descriptor: made on a device, passed on like any other descriptor, mapped by whoever has it.
+
+An allocation of CUDA's virtual memory lives as long as somebody holds a descriptor or a mapping of it, also
+when the process that made it was killed and only a process without CUDA holds the descriptor. Its size can't
+be read from the descriptor (`fstat` knows nothing of it): whoever passes it on says how much was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from worldmove.cuda.driver import DeviceInfo, bindings, call, find
+from worldmove.errors import NoMemoryError
+
+
+class Device:
+    """One GPU, with its primary context kept alive: the one that CuPy and PyTorch use, too.
+
+    Attributes:
+        info: which one.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        """Finds the device.
+
+        Raises:
+            DeviceError: it is not here, or has no room for a context.
+        """
+        self.info: DeviceInfo = find(uuid)
+        self._driver = bindings()
+        self._device = call(self._driver, "cuDeviceGet", self.info.ordinal)
+        self._context = call(self._driver, "cuDevicePrimaryCtxRetain", self._device)
+        self._granularity = int(
+            call(
+                self._driver,
+                "cuMemGetAllocationGranularity",
+                self._properties(),
+                self._driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+            )
+        )
+
+    def room(self, nbytes: int) -> int:
+        """Bytes that an allocation of `nbytes` takes."""
+        return -(-nbytes // self._granularity) * self._granularity
+
+    def free(self) -> tuple[int, int]:
+        """Free and total bytes of the device."""
+        with _Current(self._driver, self._context):
+            free, total = call(self._driver, "cuMemGetInfo")
+        return int(free), int(total)
+
+    def create(self, nbytes: int) -> int:
+        """Allocates at least `nbytes`, contents undefined.
+
+        Returns:
+            A descriptor that the caller owns; it is not inherited by children.
+
+        Raises:
+            NoMemoryError: the device has not that much; says how much it has.
+            DeviceError: the driver refuses for another reason.
+        """
+        driver, kind = self._driver, self._descriptor_kind()
+        try:
+            handle = call(driver, "cuMemCreate", self.room(nbytes), self._properties(), 0)
+        except NoMemoryError as error:
+            free = self.free()[0]
+            raise NoMemoryError(
+                f"{self.room(nbytes)} bytes of {self.info.uuid} are needed, {free} are available",
+                required_bytes=self.room(nbytes),
+                available_bytes=free,
+            ) from error
+        try:
+            fd = int(call(driver, "cuMemExportToShareableHandle", handle, kind, 0))
+        finally:
+            call(driver, "cuMemRelease", handle)
+        os.set_inheritable(fd, False)
+        return fd
+
+    def map(self, fd: int, nbytes: int) -> Mapping:
+        """Maps memory for use by this device, which may be another one's that it can reach.
+
+        Args:
+            fd: of `create`, in whatever process and on whatever device; stays the caller's.
+            nbytes: as given to `create`.
+
+        Raises:
+            DeviceError: it is no descriptor of GPU memory, has another size, or the device can't reach it.
+            NoMemoryError: no room for the page tables.
+        """
+        return Mapping(self._driver, self.info.ordinal, fd, self.room(nbytes), self._descriptor_kind())
+
+    def register(self, address: int, nbytes: int) -> int:
+        """Locks host memory of this process, so that the device reads and writes it directly.
+
+        Args:
+            address: where the mapping begins, a multiple of a page.
+            nbytes: how much of it.
+
+        Returns:
+            Its address as the device sees it.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        with _Current(self._driver, self._context):
+            call(
+                self._driver, "cuMemHostRegister", address, nbytes, self._driver.CU_MEMHOSTREGISTER_DEVICEMAP
+            )
+            return int(call(self._driver, "cuMemHostGetDevicePointer", address, 0))
+
+    def unregister(self, address: int) -> None:
+        """Undoes `register`; nothing of the device's may be using the memory any more."""
+        with _Current(self._driver, self._context):
+            call(self._driver, "cuMemHostUnregister", address)
+
+    def synchronize(self) -> None:
+        """Returns when everything is done that this process has given this device to do, on every stream.
+
+        Raises:
+            DeviceError: some of it failed; the context is lost.
+        """
+        with _Current(self._driver, self._context):
+            call(self._driver, "cuCtxSynchronize")
+
+    def _descriptor_kind(self) -> Any:
+        return self._driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+    def _properties(self) -> Any:
+        driver = self._driver
+        properties = driver.CUmemAllocationProp()
+        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.requestedHandleTypes = self._descriptor_kind()
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = self.info.ordinal
+        return properties
+
+
+class Mapping:
+    """Memory where this process sees it, until `close`.
+
+    Attributes:
+        address: the device pointer. nbytes: of the mapping, a multiple of the device's granularity.
+    """
+
+    def __init__(self, driver: Any, ordinal: int, fd: int, nbytes: int, kind: Any) -> None:
+        self.nbytes = nbytes
+        self.address = 0
+        self._driver = driver
+        self._mapped = False
+        handle = call(driver, "cuMemImportFromShareableHandle", fd, kind)
+        try:
+            self.address = int(call(driver, "cuMemAddressReserve", nbytes, 0, driver.CUdeviceptr(0), 0))
+            call(driver, "cuMemMap", self._pointer, nbytes, 0, handle, 0)
+            self._mapped = True
+            access = driver.CUmemAccessDesc()
+            access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            access.location.id = ordinal
+            access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            call(driver, "cuMemSetAccess", self._pointer, nbytes, [access], 1)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            # The mapping holds the memory from now on.
+            call(driver, "cuMemRelease", handle)
+
+    @property
+    def _pointer(self) -> Any:
+        return self._driver.CUdeviceptr(self.address)
+
+    def close(self) -> None:
+        """Unmaps it; nothing may be using it any more.
+
+        Raises:
+            DeviceError: the driver refuses, since the context is lost.
+        """
+        address, self.address = self.address, 0
+        if not address:
+            return
+        pointer = self._driver.CUdeviceptr(address)
+        if self._mapped:
+            call(self._driver, "cuMemUnmap", pointer, self.nbytes)
+        call(self._driver, "cuMemAddressFree", pointer, self.nbytes)
+
+
+class _Current:
+    """A context made the thread's current one for a while; what was current before is so again."""
+
+    def __init__(self, driver: Any, context: Any) -> None:
+        self._driver = driver
+        self._context = context
+
+    def __enter__(self) -> None:
+        call(self._driver, "cuCtxPushCurrent", self._context)
+
+    def __exit__(self, *_: object) -> None:
+        call(self._driver, "cuCtxPopCurrent")

@@ -1,0 +1,67 @@
+"""`python -m worldmove.cuda.probe`: which GPUs there are, asked in a process of its own.
+
+A node holds no CUDA: it asks this program once, when it starts, and reads one JSON list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from worldmove.cuda.driver import DeviceInfo, devices
+from worldmove.errors import DeviceError
+
+PROBE_S = 60.0
+DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""Device files of NVIDIA's driver, on Linux and on Linux under Windows."""
+
+
+def driver_present() -> bool:
+    """Whether this machine has a GPU's driver at all; costs nothing where it has not."""
+    return any(path.exists() for path in DRIVERS)
+
+
+async def probe() -> list[DeviceInfo]:
+    """The GPUs of this machine that its processes can see.
+
+    Raises:
+        DeviceError: CUDA's driver can't be used; the program's last words stand in the message.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "worldmove.cuda.probe"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(PROBE_S):
+            answer, errors = await process.communicate()
+    except BaseException:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        raise
+    if process.returncode != 0:
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        raise DeviceError(f"GPUs cannot be listed: {last[0][:500]}")
+    return msgspec.json.decode(answer, type=list[DeviceInfo])
+
+
+def main() -> int:
+    """Writes the list to stdout."""
+    try:
+        found = devices()
+    except DeviceError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
+    os.write(sys.stdout.fileno(), msgspec.json.encode(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

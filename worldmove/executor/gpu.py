@@ -1,0 +1,203 @@
+"""A GPU as its executor uses it: what is attached, and work that is begun here and finishes by itself."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import cupy
+import numpy as np
+
+from worldmove.cuda.memory import Device, Mapping
+from worldmove.errors import TransportError, ValidationError
+from worldmove.executor.messages import CopyPiece, Digest, Fill
+from worldmove.ipc import map_shared
+from worldmove.kernels.leaf_digest_cuda import LeafDigest
+from worldmove.kernels.pieces import make_pieces
+from worldmove.kernels.runs import make_runs
+from worldmove.kernels.runs_cuda import RunKernels
+from worldmove.manifest import DIGEST_BYTES
+
+ENGINE_BYTES = 1 << 20
+"""From this size on a piece goes to a copy engine by itself; smaller ones share one kernel."""
+
+_DEFAULT_DIRECTION = 4
+
+
+class Attached(NamedTuple):
+    """Memory that the device can reach.
+
+    Attributes:
+        address: as the device sees it. nbytes: how much of it there is.
+        owner: keeps it: a mapping of GPU memory, or of a memory file that was registered with the driver.
+    """
+
+    address: int
+    nbytes: int
+    writable: bool
+    owner: Mapping | mmap.mmap
+
+
+class Begun(NamedTuple):
+    """Work on a stream: done once `event` is; `keep` may not go before that."""
+
+    event: cupy.cuda.Event
+    keep: Any = None
+
+
+class Gpu:
+    """One device. Everything but construction belongs to one thread, which calls `use` first.
+
+    Copies and kernels run on streams of their own, so that they overlap: who needs one after the other
+    asks for the second when the first is done.
+
+    Args:
+        uuid: of the device.
+
+    Raises:
+        DeviceError: it can't be used.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._device = Device(uuid)
+        self._memory: dict[int, Attached] = {}
+        self.use()
+        self._copying = cupy.cuda.Stream(non_blocking=True)
+        self._computing = cupy.cuda.Stream(non_blocking=True)
+        self._digests = LeafDigest()
+        self._runs = RunKernels()
+        self._digests.warm_up()
+        self._runs.warm_up()
+
+    def use(self) -> None:
+        """Makes the device the calling thread's own."""
+        cupy.cuda.Device(self._device.info.ordinal).use()
+
+    def measure(self) -> tuple[int, int]:
+        """Free and total bytes."""
+        return self._device.free()
+
+    def attach(self, key: int, fd: int, nbytes: int, *, writable: bool, device: bool) -> None:
+        """Makes memory reachable under `key`.
+
+        Raises:
+            ValidationError: the key is taken.
+            DeviceError, TransportError: the descriptor can't be mapped.
+        """
+        if key in self._memory:
+            raise ValidationError(f"memory {key} is attached already", field="key")
+        if device:
+            mapping = self._device.map(fd, nbytes)
+            self._memory[key] = Attached(mapping.address, nbytes, writable, mapping)
+            return
+        try:
+            mapped = map_shared(fd, nbytes, writable=True, populate=True)
+        except (OSError, ValueError) as error:
+            raise TransportError(f"memory {key} of {nbytes} bytes cannot be mapped: {error}") from error
+        try:
+            address = self._device.register(_address_of(mapped), nbytes)
+        except BaseException:
+            mapped.close()
+            raise
+        self._memory[key] = Attached(address, nbytes, writable, mapped)
+
+    def detach(self, key: int) -> None:
+        """Unmaps; nothing may be at work on it."""
+        memory = self._memory.pop(key, None)
+        if memory is None:
+            return
+        if isinstance(memory.owner, mmap.mmap):
+            self._device.unregister(_address_of(memory.owner))
+        memory.owner.close()
+
+    def allocate(self, nbytes: int) -> tuple[int, Mapping, Begun]:
+        """Makes device memory and begins to clear it.
+
+        Returns:
+            A descriptor and a mapping, both the caller's; they are ready when the work is done.
+
+        Raises:
+            NoMemoryError, DeviceError: see `Device.create`.
+        """
+        fd = self._device.create(nbytes)
+        mapping = self._device.map(fd, nbytes)
+        stream = self._computing
+        cupy.cuda.runtime.memsetAsync(mapping.address, 0, mapping.nbytes, stream.ptr)
+        return fd, mapping, self._begun(stream)
+
+    def digest(self, request: Digest) -> Begun:
+        """Begins to write the digests of all leaves of the pieces into the table's rows.
+
+        Raises:
+            ValidationError: a piece lies outside its memory, or its rows outside the table.
+        """
+        first = min((piece.first_leaf for piece in request.pieces), default=0)
+        rows = max((piece.first_leaf + piece.leaves for piece in request.pieces), default=0)
+        self._at(request.table, first * DIGEST_BYTES, 0)
+        table = self._at(request.table, 0, rows * DIGEST_BYTES, writable=True)
+        addresses = [self._at(piece.key, piece.offset, piece.length) for piece in request.pieces]
+        pieces = make_pieces(
+            addresses,
+            [piece.length for piece in request.pieces],
+            [piece.leaf_bytes for piece in request.pieces],
+            [piece.first_leaf for piece in request.pieces],
+        )
+        with self._computing:
+            plan = self._digests.plan(pieces)
+            self._digests.digest(plan, request.seed, table)
+        return self._begun(self._computing, plan)
+
+    def copy(self, pieces: Sequence[CopyPiece]) -> Begun:
+        """Begins to copy: large pieces by a copy engine, all small ones by one kernel.
+
+        Raises:
+            ValidationError: a piece lies outside its memory, or overlaps itself.
+        """
+        small: list[tuple[int, int, int]] = []
+        large: list[tuple[int, int, int]] = []
+        for piece in pieces:
+            source = self._at(piece.source_key, piece.source_offset, piece.length)
+            target = self._at(piece.key, piece.offset, piece.length, writable=True)
+            if abs(source - target) < piece.length:
+                raise ValidationError(f"{piece} overlaps itself", field="pieces")
+            (large if piece.length >= ENGINE_BYTES else small).append((source, target, piece.length))
+        for source, target, length in large:
+            cupy.cuda.runtime.memcpyAsync(target, source, length, _DEFAULT_DIRECTION, self._copying.ptr)
+        plan = None
+        if small:
+            sources, targets, lengths = zip(*small, strict=True)
+            with self._copying:
+                plan = self._runs.plan(make_runs(sources, targets, lengths))
+                self._runs.copy(plan)
+        return self._begun(self._copying, plan)
+
+    def fill(self, request: Fill) -> Begun:
+        """Begins to set the bytes of every range; raises as `copy`."""
+        targets = [self._at(request.key, offset, length, writable=True) for offset, length in request.ranges]
+        lengths = [length for _, length in request.ranges]
+        with self._computing:
+            plan = self._runs.plan(make_runs([0] * len(targets), targets, lengths))
+            self._runs.fill(plan, request.byte)
+        return self._begun(self._computing, plan)
+
+    def _begun(self, stream: cupy.cuda.Stream, keep: Any = None) -> Begun:
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(stream)
+        return Begun(event, keep)
+
+    def _at(self, key: int, offset: int, length: int, *, writable: bool = False) -> int:
+        memory = self._memory.get(key)
+        if memory is None:
+            raise ValidationError(f"memory {key} is not attached", field="key")
+        if offset < 0 or length < 0 or offset + length > memory.nbytes:
+            raise ValidationError(
+                f"bytes {offset} to {offset + length} of memory {key} with {memory.nbytes}", field="offset"
+            )
+        if writable and not memory.writable:
+            raise ValidationError(f"memory {key} is read-only", field="key")
+        return memory.address + offset
+
+
+def _address_of(mapped: mmap.mmap) -> int:
+    return int(np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
