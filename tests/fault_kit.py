@@ -193,7 +193,7 @@ class Pulse:
                         client.get(f"{url}/v1/healthz").raise_for_status()
                     except httpx.HTTPError as error:
                         self.failures.append(f"{url}: {error!r}")
-                if self._over.wait(0.05):
+                if self._over.wait(0.1):
                     return
 
     def __enter__(self) -> Pulse:

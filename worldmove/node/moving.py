@@ -269,11 +269,13 @@ class Moves:
         last: MigrationView | None = None
         while True:
             move = self._running.get(move_id)
+            # Looked at before the view is taken: whoever ends while it is handed out has another, last one.
+            over = move is None or move.done.done()
             view = await self.migration(move_id)
             if view != last:
                 last = view
                 yield view
-            if move is None or move.done.done():
+            if move is None or over:
                 return
             await _either(move.changed, PROGRESS_S)
 
