@@ -290,6 +290,14 @@ class Host:
         """
         await self._shelf.put(slot)
 
+    async def use_keeper(self, keeper: Keeping) -> None:
+        """Another keeper has taken the place of one that was lost, and gets every slot.
+
+        Raises:
+            ProcessLostError: that one is gone, too.
+        """
+        await self._shelf.use(keeper, list(self._slots.values()))
+
     def load(self, slot: Slot, block: int, host_states: Sequence[bytes]) -> None:
         """Writes block and host states into a bound standby's page, before the commit; nobody is told."""
         slot.ranks.load(block, tuple(host_states))

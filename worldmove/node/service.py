@@ -27,8 +27,8 @@ from worldmove.ledger.base import Ledger
 from worldmove.ledger.lease import Liveness
 from worldmove.ledger.records import Claim, NodeInfo
 from worldmove.memory.arena import MemoryBudget
-from worldmove.memory.keeping import Keeper
 from worldmove.node.admitting import Admission
+from worldmove.node.keepers import Keepers
 from worldmove.node.metrics import Metrics
 from worldmove.node.moving import Moves
 from worldmove.node.recovery import Recovery, recover
@@ -94,8 +94,8 @@ class Node:
             faults=settings.faults,
             on_event=self._on_process_event,
         )
-        self._faults = Equipment.of(settings, keeper=lambda: self._keeper.pid if self._keeper else 0)
-        self._keeper: Keeper | None = None
+        self._faults = Equipment.of(settings, keeper=lambda: self._keepers.pid)
+        self._keepers = Keepers(settings.run_dir / KEEPER_SOCKET)
         self._ledger: Ledger | None = None
         self._host: Host | None = None
         self._door = DescriptorDoor(settings.run_dir / PEER_SOCKET, int(settings.peer_timeout_ms))
@@ -114,7 +114,7 @@ class Node:
             self._ledger = await self._faults.start(self._ledger)
         info = NodeInfo(name=self.name, url=self.url, boot_id=self._boot_id)
         self.incarnation = await self._ledger.claim(info)
-        self._keeper = await Keeper.start(self.settings.run_dir / KEEPER_SOCKET)
+        keeper = await self._keepers.start()
         await self._executors.start()
         await self._lanes.start()
         await self._door.start()
@@ -122,7 +122,7 @@ class Node:
             socket_path=self.settings.socket_path,
             incarnation=self.incarnation,
             arenas=self._budget,
-            keeper=self._keeper,
+            keeper=keeper,
             on_change=self._on_slot_change,
         )
         self._book = SessionBook(self.name, self.url, self._host)
@@ -130,6 +130,7 @@ class Node:
         found = await recover(services, self._host, self._book, self._settle_slot)
         self._host.start()
         self._tasks.spawn(self._renew(self._ledger), name="lease")
+        self._tasks.spawn(self._keepers.mind(self._host), name="keeper")
         self.log.info("node started", incarnation=self.incarnation, url=self.url, recovered=found)
 
     def _settle_slot(self, slot_id: str, recovery: Recovery, slot: Slot) -> None:
@@ -216,8 +217,7 @@ class Node:
             await self._host.close()
         await self._lanes.close()
         await self._executors.close()
-        if self._keeper is not None:
-            await self._keeper.close()
+        await self._keepers.close()
         if self._ledger is not None:
             await self._resign(self._ledger)
 
@@ -353,7 +353,7 @@ class Node:
                 for pid, port, move in self._lanes.lanes
             ),
             executors=tuple(self._executors.pids),
-            keeper=self._keeper.pid if self._keeper else 0,
+            keeper=self._keepers.pid,
             sessions=len(self._book),
             standbys=self._standbys(),
             migrations=len(self._moves),
