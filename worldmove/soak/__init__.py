@@ -1,0 +1,1 @@
+"""`worldmove soak`: moves with random faults over several real nodes and worlds, every block checked."""
