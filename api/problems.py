@@ -105,8 +105,9 @@ def phrase(status: int) -> str:
 
 
 def of_http(status: int, detail: str, **headers: str) -> Response:
-    """The problem of something that HTTP itself refuses."""
-    return response(status, _HTTP_CODES.get(status, "http"), detail, None, **headers)
+    """The problem of something that HTTP itself refuses; what can't be read is the body."""
+    facts = {"field": "body"} if status in (400, 413) else None
+    return response(status, _HTTP_CODES.get(status, "http"), detail, facts, **headers)
 
 
 def of_validation(failures: Sequence[Mapping[str, Any]]) -> Response:
@@ -114,7 +115,7 @@ def of_validation(failures: Sequence[Mapping[str, Any]]) -> Response:
 
     The values are not repeated: they may be secret, huge, or no valid text at all.
     """
-    named = [{"field": _field(failure["loc"]), "reason": str(failure["msg"])} for failure in failures[:16]]
+    named = [{"field": _field(failure), "reason": str(failure["msg"])} for failure in failures[:16]]
     first = named[0] if named else {"field": "body", "reason": "is malformed"}
     return response(
         422,
@@ -124,7 +125,11 @@ def of_validation(failures: Sequence[Mapping[str, Any]]) -> Response:
     )
 
 
-def _field(location: Sequence[str | int]) -> str:
+def _field(failure: Mapping[str, Any]) -> str:
+    location: Sequence[str | int] = failure["loc"]
+    if failure["type"] == "json_invalid":
+        # What follows is where in the text it broke off, and no field.
+        return "body"
     parts = location[1:] if location and location[0] == "body" and len(location) > 1 else location
     text = ""
     for part in parts:

@@ -89,7 +89,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _refuse(self, status: int, detail: str) -> None:
         """Ends the connection; an answer may be on its way, and then says enough."""
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             answer = problems.of_http(status, detail, Connection="close")
             head = b"".join(b"%s: %s\r\n" % header for header in answer.raw_headers)
             phrase = problems.phrase(status).encode()

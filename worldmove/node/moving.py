@@ -22,6 +22,7 @@ from worldmove.errors import (
     DeadlineError,
     FramingError,
     LedgerError,
+    ManifestError,
     NotFoundError,
     NotOwnerError,
     PeerError,
@@ -34,6 +35,7 @@ from worldmove.errors import (
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.slots import Slot
 from worldmove.ledger.records import NodeInfo
+from worldmove.manifest import validate
 from worldmove.node.admitting import Admission
 from worldmove.node.metrics import Metrics
 from worldmove.node.moveviews import of_destination, of_receipt, of_source
@@ -312,8 +314,9 @@ class Moves:
             raise DeadlineError(f"no hello came within {timeout_ms:g} ms") from error
         if not isinstance(hello, m.Hello) or hello.move_id != channel.move_id:
             raise FramingError("the first message must be the hello of the move in the address")
-        if hello.dry_run:
-            await channel.send(m.encode(self._verdict(hello)))
+        impossible = _impossible(hello)
+        if hello.dry_run or impossible is not None:
+            await channel.send(m.encode(impossible or self._verdict(hello)))
             return
         if hello.move_id in self._running or hello.move_id in self._ended:
             raise UnauthorizedError(f"move {hello.move_id!r} was opened before")
@@ -333,7 +336,7 @@ class Moves:
         try:
             path = self._admission.check(hello)
         except WorldMoveError as error:
-            return m.Rejected(code=error.code, message=error.message[: m.MAX_TEXT], details=error.details)
+            return _rejected(error)
         return m.Admitted(incarnation=self._services.claim.incarnation, path=path, lanes=0)
 
     def on_slot_change(self, slot: Slot, change: Change) -> None:
@@ -357,6 +360,19 @@ class Moves:
         self._closing = True
         for move in list(self._running.values()):
             await move.abandon()
+
+
+def _impossible(hello: m.Hello) -> m.Rejected | None:
+    """The refusal of regions that can't be: such a move could be neither shown nor counted."""
+    try:
+        validate(hello.manifest)
+    except ManifestError as error:
+        return _rejected(error)
+    return None
+
+
+def _rejected(error: WorldMoveError) -> m.Rejected:
+    return m.Rejected(code=error.code, message=error.message[: m.MAX_TEXT], details=error.details)
 
 
 def _check_devices(devices: dict[str, str]) -> None:

@@ -208,6 +208,8 @@ class Registrar:
         if session.move is not None:
             raise ConflictError(f"session {session_id!r} is in move {session.move.move_id}; cancel it first")
         old = session.record
+        if old.phase != "owned":
+            raise ConflictError(f"session {session_id!r} has just been {old.phase}; its move is not over yet")
         await self._services.ledger.swap(old, records.end(old))
         session.record = records.end(old)
         self._book.publish(session, "ended")

@@ -1,0 +1,421 @@
+"""Hostile input to a real node: on its port, its peers' socket and its Unix sockets. It stays healthy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fleet_node import Node
+from security_kit import exchange, open_socket
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from api import wire
+from worldmove import messages as m
+from worldmove.ipc import HEADER, MAGIC, MAX_BODY, SPILLED
+from worldmove.manifest import Manifest, Region
+
+GOOD = {
+    "model": "tiny",
+    "regions": [{"name": "k", "dtype": "float32", "shape": [4, 8]}],
+    "block_ms": 750,
+    "horizon_ms": 250,
+}
+JSON = {"Content-Type": "application/json"}
+OPTIONS = ("--memory-limit", "64MB", "--peer-timeout-ms", "1000")
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    folder = Path(tempfile.mkdtemp(prefix="wm-h-", dir="/tmp"))
+    found = Node("A", folder, OPTIONS, uuid.uuid4().hex).start()
+    yield found
+    found.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def http(node: Node) -> Iterator[httpx.Client]:
+    """A client; afterwards the node must be as it was, and its log must hold no traceback."""
+    before = node.view()
+    node.news()
+    with httpx.Client(base_url=node.url, timeout=30, trust_env=False) as client:
+        yield client
+        assert client.get("/v1/healthz").status_code == 200
+        assert client.get("/v1/readyz").status_code == 200
+    after, logged = node.view(), node.news()
+    assert (after.sessions, after.standbys, after.migrations) == (before.sessions, before.standbys, 0)
+    assert (after.keeper, after.executors) == (before.keeper, before.executors)
+    assert after.devices == before.devices
+    assert "Traceback" not in logged
+    assert '"exc_type"' not in logged
+
+
+def region(**changed: Any) -> dict[str, Any]:
+    return {"regions": [GOOD["regions"][0] | changed]}  # type: ignore[index]
+
+
+def twice(name: str) -> dict[str, Any]:
+    return {"regions": [{"name": name, "dtype": "u1", "shape": [1]}] * 2}
+
+
+BAD = [
+    (region(dtype="float33"), "regions[0].dtype"),
+    (region(dtype="object"), "regions[0].dtype"),
+    (region(shape=[-1, 4]), "regions[0].shape[0]"),
+    (region(shape=[2**40, 2**40]), "regions[0].shape"),
+    (region(shape=[2**200]), "regions[0].shape[0]"),
+    (region(shape=[2**39, 0, 2**39]), "regions[0].shape"),
+    (region(shape=[1] * 17), "regions[0].shape"),
+    (twice("k"), "regions[1].name"),
+    (region(source={"kind": "shm", "name": f"none-{uuid.uuid4().hex}"}), "regions[0].source.name"),
+    (region(source={"kind": "shm", "name": "../etc/passwd"}), "regions[0].source.name"),
+    (region(source={"kind": "shm", "name": "a\0b"}), "regions[0].source.name"),
+    (region(source={"kind": "shm"}), "regions[0].source.name"),
+    (region(source={"kind": "file", "name": "x"}), "regions[0].source.kind"),
+    (region(rank=63), "regions.rank"),
+    (region(stride_bytes=0), "regions[0].stride_bytes"),
+    ({"horizon_ms": 0}, "horizon_ms"),
+    ({"horizon_ms": -1}, "horizon_ms"),
+    ({"horizon_ms": 1e400}, "horizon_ms"),
+    ({"block_ms": "NaN"}, "block_ms"),
+    ({"host_state_bytes": 2**40}, "host_state_bytes"),
+    ({"id": "\ud800"}, "id"),
+    ({"id": "a b"}, "id"),
+    ({"id": "a\n"}, "id"),
+    ({"id": "x" * 129}, "id"),
+    ({"model": "\udfff"}, "model"),
+    ({"fingerprint": {"\ud800": "x"}}, "fingerprint"),
+    ({"unknown": 1}, "unknown"),
+]
+
+
+@pytest.mark.parametrize(("change", "field"), BAD, ids=range(len(BAD)))
+def test_a_bad_registration_names_its_field(change: dict[str, Any], field: str, http: httpx.Client) -> None:
+    for path in ("/v1/sessions", "/v1/standbys"):
+        if path == "/v1/standbys" and "id" in change:
+            continue
+        answer = http.post(path, content=json.dumps(GOOD | change), headers=JSON)
+        assert answer.status_code == 422, answer.text
+        problem = answer.json()
+        assert problem["code"] in ("validation", "manifest")
+        assert field in problem["field"]
+        assert field.rpartition(".")[2].partition("[")[0] in problem["detail"]
+
+
+DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+NONSENSE = [
+    b"",
+    b"\xff\xfe",
+    b'{"id": "\xff"}',
+    b"[" * 100_000,
+    DEEP,
+    b'{"model": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    b'{"block_ms": ' + b"9" * 10_000 + b"}",
+    b'"\\ud800"',
+    b"null",
+]
+
+
+@pytest.mark.parametrize("content", NONSENSE, ids=range(len(NONSENSE)))
+def test_nonsense_is_a_problem(content: bytes, http: httpx.Client) -> None:
+    for path in ("/v1/sessions", "/v1/migrations", "/v1/sessions/x/boundary"):
+        answer = http.post(path, content=content, headers=JSON)
+        assert answer.status_code in (400, 422)
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["field"] == "body"
+
+
+def test_memory_that_is_not_there_is_refused_before_it_is_taken(http: httpx.Client) -> None:
+    answer = http.post("/v1/sessions", json=GOOD | region(shape=[2**28]))
+    assert answer.status_code == 429
+    assert answer.json()["code"] == "no-memory"
+    assert answer.json()["required_bytes"] > answer.json()["available_bytes"]
+
+
+def test_ten_megabytes_are_refused_unread(http: httpx.Client, node: Node) -> None:
+    resident = _resident(node.pid)
+    head = b"POST /v1/migrations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10485760\r\n\r\n"
+    assert exchange(node.url, head).startswith(b"HTTP/1.1 413 ")
+    chunked = b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    part = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    answer = exchange(node.url, chunked, *[part] * 160)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 413 ")
+    assert _resident(node.pid) - resident < 8 * 2**20
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 200_000,
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000,
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000,
+        b"GET / HTTP/1.1\r\n" + b"x" * 200_000 + b": y\r\n",
+    ],
+)
+def test_heads_have_a_bounded_length(head: bytes, http: httpx.Client, node: Node) -> None:
+    answer = exchange(node.url, *[head[at : at + 8192] for at in range(0, len(head), 8192)])
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_long_head_that_is_complete_is_refused_too(http: httpx.Client, node: Node) -> None:
+    assert http.get("/v1/healthz", headers={"X": "a" * 30_000}).status_code == 200
+    head = b"GET /v1/healthz HTTP/1.1\r\nHost: localhost\r\nX: "
+    with open_socket(node.url) as sock:
+        sock.sendall(head + b"a" * (wire.MAX_HEAD + 1))
+        assert sock.recv(65536).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * 1000,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET  HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/sessions HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST /v1/sessions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /v1/\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused(data: bytes, http: httpx.Client, node: Node) -> None:
+    answer = exchange(node.url, data)
+    assert answer.startswith(b"HTTP/1.1 4"), answer
+
+
+@pytest.mark.slow
+def test_a_head_that_never_ends_is_not_waited_for(http: httpx.Client, node: Node) -> None:
+    begun = [open_socket(node.url) for _ in range(3)]
+    begun[1].sendall(b"GET /v1/healthz HTTP/1.1\r\nHost: loc")
+    begun[2].sendall(b"GET /v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /")
+    assert begun[2].recv(65536).startswith(b"HTTP/1.1 200 ")
+    for sock in begun:
+        with sock:
+            answer = sock.recv(65536)
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 408 ")
+
+
+def hello(**changed: Any) -> dict[str, Any]:
+    made = m.Hello(
+        move_id="m",
+        session_id="w",
+        source="B",
+        source_incarnation=1,
+        boot_id="elsewhere",
+        epoch=1,
+        seed=0,
+        manifest=Manifest("tiny", (Region("k", "float32", (4, 8)),), 750.0, 250.0),
+        fingerprint={},
+        live=True,
+        path="auto",
+        horizon_ms=250.0,
+        deadline_ms=1000.0,
+        allow_unattended=True,
+    )
+    decoded: dict[str, Any] = m.msgspec.msgpack.decode(m.encode(made)[1:])
+    return decoded | changed
+
+
+def packed(content: Any, version: int = m.VERSION) -> bytes:
+    return bytes([version]) + m.msgspec.msgpack.encode(content)
+
+
+LIES = [
+    b"",
+    b"\1",
+    b"\1\xff",
+    packed(hello(), version=2),
+    packed(hello(move_id="other")),
+    packed(hello(deadline_ms=float("nan"))),
+    packed(hello(deadline_ms=1e300)),
+    packed(hello(horizon_ms=-1.0)),
+    packed(hello(epoch=-1)),
+    packed(hello(seed=-1)),
+    packed(hello(unknown=1)),
+    packed(hello() | {"t": "Committed"}),
+    packed({"t": "Released"}),
+    packed({"t": "Rejected", "code": "c", "message": "m", "details": {"a": 1}}),
+    b"\1" + b"\x81\xa1t" + b"\x91" * 100_000,
+]
+
+
+@pytest.mark.parametrize("message", LIES, ids=range(len(LIES)))
+async def test_a_peer_that_lies_is_closed(message: bytes, http: httpx.Client, node: Node) -> None:
+    url = node.url.replace("http", "ws") + "/v1/peer/moves/m"
+    async with connect(url, proxy=None) as socket:
+        await socket.send(message)
+        with pytest.raises(ConnectionClosed):
+            await _until_closed(socket)
+    assert socket.close_code in (1002, 1011)
+
+
+async def _until_closed(socket: ClientConnection) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            await socket.recv()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        Manifest("tiny", (Region("k", "object", (4, 8)),), 750.0, 250.0),
+        Manifest("tiny", (Region("k", "u1", (-4, 8)),), 750.0, 250.0),
+        Manifest("tiny", (Region("k", "u1", (2**40, 2**40)),), 750.0, 250.0),
+        Manifest("tiny", (Region("k", "u1", (4,)),) * 2, 750.0, 250.0),
+        Manifest("tiny", (Region("k", "u1", (4,), rank=9),), 750.0, 250.0),
+        Manifest("tiny", (Region("k", "u1", (2**30,)),), 750.0, 250.0),
+        Manifest("tiny", (Region("k", "u1", (4,)),), float("nan"), 250.0),
+    ],
+    ids=range(7),
+)
+async def test_a_peers_impossible_session_is_rejected(
+    manifest: Manifest, http: httpx.Client, node: Node
+) -> None:
+    url = node.url.replace("http", "ws") + f"/v1/peer/moves/{uuid.uuid4().hex}"
+    move_id = url.rpartition("/")[2]
+    async with connect(url, proxy=None) as socket:
+        await socket.send(packed(hello(move_id=move_id, manifest=m.msgspec.to_builtins(manifest))))
+        answer = m.decode(await asyncio.wait_for(socket.recv(), 20))  # type: ignore[arg-type]
+    assert isinstance(answer, m.Rejected)
+    assert answer.code in ("manifest", "no-memory")
+
+
+async def test_a_peer_that_says_nothing_or_leaves_is_let_go(http: httpx.Client, node: Node) -> None:
+    url = node.url.replace("http", "ws") + "/v1/peer/moves/silent"
+    async with connect(url, proxy=None) as silent:
+        with pytest.raises(ConnectionClosed) as closed:
+            await asyncio.wait_for(silent.recv(), 20)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1011
+    gone = await connect(url, proxy=None)
+    gone.transport.abort()
+
+
+SOCKETS = ("node.sock", "peer.sock", "keeper.sock")
+PACKETS = [
+    b"\0",
+    b"GET / HTTP/1.1\r\n\r\n",
+    HEADER.pack(MAGIC, 0, 5),
+    HEADER.pack(MAGIC, 0, 2**32 - 1),
+    HEADER.pack(MAGIC, SPILLED, MAX_BODY),
+    HEADER.pack(MAGIC, 0, 1000) + b"\x91" * 1000,
+    HEADER.pack(MAGIC, 0, 90_000) + b"\x81\xa4type" + b"\x91" * 89_994,
+    b"x" * 90_000,
+]
+
+
+@pytest.mark.parametrize("name", SOCKETS)
+def test_garbage_at_a_unix_socket_closes_that_connection(name: str, http: httpx.Client, node: Node) -> None:
+    before = _descriptors(node)
+    for packet in PACKETS:
+        for fds in ([], [0], [0] * 200):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                sock.settimeout(20)
+                sock.connect(str(node.run_dir / name))
+                socket.send_fds(sock, [packet], fds)
+                try:
+                    while sock.recv(65536):
+                        pass
+                except ConnectionResetError:
+                    pass
+    _settled(node, before)
+
+
+def _descriptors(node: Node) -> int:
+    return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in (node.pid, node.view().keeper))
+
+
+def _settled(node: Node, before: int) -> None:
+    deadline = time.monotonic() + 20
+    while _descriptors(node) > before + 1:
+        assert time.monotonic() < deadline, f"{_descriptors(node)} descriptors; {before} before"
+        node.view()
+
+
+STRANGER = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for path in sys.argv[1:]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(20)
+        try:
+            sock.connect(path)
+            sock.sendall(bytes.fromhex("00"))
+            print(sock.recv(1000))
+        except PermissionError:
+            print("PermissionError")
+        except (ConnectionError, BrokenPipeError):
+            print(b"")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_reaches_no_unix_socket(http: httpx.Client, node: Node) -> None:
+    paths = [str(node.run_dir / name) for name in SOCKETS]
+
+    def ask() -> list[str]:
+        child = subprocess.run(
+            [sys.executable, "-I", "-c", STRANGER, *paths],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
+        return child.stdout.splitlines()
+
+    assert ask() == ["PermissionError"] * len(paths)
+    folders = (node.run_dir.parent, node.run_dir)
+    modes = [path.stat().st_mode & 0o777 for path in (*folders, *map(Path, paths))]
+    assert modes[1:] == [0o700, 0o600, 0o600, 0o600]
+    try:
+        for path in folders:
+            path.chmod(0o711)
+        for path in map(Path, paths):
+            path.chmod(0o666)
+        # Let to the sockets, the stranger is known by the kernel's word and gets nothing.
+        answers = ask()
+    finally:
+        for path, mode in zip((*folders, *map(Path, paths)), modes, strict=True):
+            path.chmod(mode)
+    assert len(answers) == len(paths)
+    for answer in answers:
+        assert answer == "b''" or "unauthorized" in answer or "Refused" in answer
+
+
+def test_lanes_of_a_node_on_loopback_listen_there_only(node: Node) -> None:
+    for pid in node.lanes():
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        assert command[command.index(b"--device") + 1] == b"lo"
+
+
+def test_confined_sockets_name_their_device() -> None:
+    code = (
+        "import socket; from worldmove.transport.confine import confine\n"
+        "a, b = socket.create_server(('0.0.0.0', 0)), socket.socket()\n"
+        "c = socket.create_server(('127.0.0.1', 0))\n"
+        "print(confine('lo'), *(s.getsockopt(1, socket.SO_BINDTODEVICE, 16) for s in (a, b, c)))\n"
+        "try: confine('nosuch')\n"
+        "except Exception as error: print(error)\n"
+    )
+    child = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert child.stdout.splitlines()[0] == r"2 b'lo\x00' b'' b'lo\x00'"
+    assert "nosuch" in child.stdout.splitlines()[1]
