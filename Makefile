@@ -44,8 +44,8 @@ format: setup ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-soak: setup ## the demo with SOAK_MOVES moves (100 unless told otherwise)
-	$(BIN)/worldmove demo --moves $(SOAK_MOVES) --state-mb 64 $(ARGS)
+soak: setup ## SOAK_MOVES moves (100 unless told otherwise) of several worlds while things go wrong
+	$(BIN)/worldmove soak --moves $(SOAK_MOVES) $(ARGS)
 
 bench: setup ## every figure of docs/benchmarks.md, measured on this machine
 	$(BIN)/worldmove bench boundary

@@ -10,7 +10,7 @@ import typer
 from worldmove.cli.fleet import moves_app, nodes, sessions_app, watch
 from worldmove.cli.move import move
 from worldmove.cli.serve import serve
-from worldmove.cli.tools import bench_app, demo, doctor
+from worldmove.cli.tools import bench_app, demo, doctor, soak
 
 app = typer.Typer(
     name="worldmove",
@@ -46,6 +46,7 @@ def _top(
 
 app.command()(serve)
 app.command()(demo)
+app.command()(soak)
 app.command()(nodes)
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(moves_app, name="moves")

@@ -1,4 +1,4 @@
-"""`worldmove demo`, `bench` and `doctor`: thin commands over programs that are loaded only when asked for."""
+"""`worldmove demo`, `soak`, `bench` and `doctor`: thin commands over programs that are loaded when asked for."""
 
 from __future__ import annotations
 
@@ -43,6 +43,34 @@ def demo(
 ) -> None:
     """Move a world that generates there and back, and compare every frame with a twin that never moved."""
     _run("worldmove.demo.run", json=json, moves=moves, state_mb=state_mb, path=path.value, out=out)
+
+
+def soak(
+    *,
+    moves: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many moves.")] = 100,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, show_default=False, help="No move begins after so long.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=2, max=16, help="How many nodes.")] = 3,
+    worlds: Annotated[int, typer.Option(min=1, max=16, help="How many worlds move about.")] = 2,
+    state_mb: Annotated[int, typer.Option(min=1, max=1024, help="Size of each world in MB.")] = 8,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, show_default=False, help="Repeats the moves and faults of an earlier soak."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Move worlds between nodes while things go wrong, and compare every block with a twin."""
+    _run(
+        "worldmove.soak.run",
+        json=json,
+        moves=moves,
+        seconds=seconds,
+        nodes=nodes,
+        worlds=worlds,
+        state_mb=state_mb,
+        seed=seed,
+    )
 
 
 def doctor(json: Json = False) -> None:
