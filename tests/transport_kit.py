@@ -6,16 +6,20 @@ import asyncio
 import mmap
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from worldmove.manifest import Span
 from worldmove.transport.base import Connection, Transport
 from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
 
 MOVE = "m-1"
+MB = 1 << 20
+HZ = os.sysconf("SC_CLK_TCK")
 
 
 class Arena:
@@ -68,3 +72,42 @@ async def lanes(**options: Any) -> AsyncIterator[LanePool]:
         yield pool
     finally:
         await pool.close()
+
+
+def mapped(pid: int) -> bool:
+    return "test-arena" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def whole(arena: Arena) -> list[LaneRegion]:
+    return [LaneRegion(0, 0, arena.nbytes)]
+
+
+def cut(nbytes: int, step: int) -> list[list[Span]]:
+    return [[Span(0, start, min(step, nbytes - start))] for start in range(0, nbytes, step)]
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / HZ
+
+
+def alive(pid: int) -> bool:
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def until_gone(pid: int) -> None:
+    """Waits for the end of a process by its pidfd."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)

@@ -24,6 +24,25 @@ BEATS = 5
 """Beats in one stall deadline."""
 
 
+class _Bounces:
+    """The few buffers through which small pieces pass; made when needed, as most leases need none."""
+
+    def __init__(self) -> None:
+        self._free: asyncio.Queue[memoryview] = asyncio.Queue()
+        self._made = 0
+
+    async def take(self) -> memoryview:
+        """A buffer of `BOUNCE` bytes, when one is free."""
+        if self._free.empty() and self._made < DEPTH:
+            self._made += 1
+            return memoryview(bytearray(BOUNCE))
+        return await self._free.get()
+
+    def give(self, buffer: memoryview) -> None:
+        """Takes a buffer back."""
+        self._free.put_nowait(buffer)
+
+
 class Exchange:
     """What both sides share: numbered messages, beats, the stall deadline.
 
@@ -41,9 +60,7 @@ class Exchange:
         # The opening was message 0 of each direction.
         self._sent = self._received = 1
         self._spoken = self._heard = self._moved = self._loop.time()
-        self._bounces: asyncio.Queue[memoryview] = asyncio.Queue()
-        for _ in range(DEPTH):
-            self._bounces.put_nowait(memoryview(bytearray(BOUNCE)))
+        self._bounces = _Bounces()
         self._ended = False
 
     async def run(self) -> None:
@@ -157,7 +174,7 @@ class Source(Exchange):
             for chunk in framing.plan(await self._pulls.get()):
                 await self._slots.acquire()
                 await self._faults.pause()
-                self._ship(chunk, await self._bounces.get() if len(chunk.pieces) > 1 else None)
+                self._ship(chunk, await self._bounces.take() if len(chunk.pieces) > 1 else None)
 
     def _ship(self, chunk: Chunk, bounce: memoryview | None) -> None:
         table = self._table
@@ -171,7 +188,7 @@ class Source(Exchange):
             self._moved = self._loop.time()
             self._slots.release()
             if bounce is not None:
-                self._bounces.put_nowait(bounce)
+                self._bounces.give(bounce)
 
         self._send(Kind.DATA, self._faults.damage(data)).add_done_callback(shipped)
 
@@ -256,7 +273,7 @@ class Destination(Exchange):
         if incoming.nbytes != chunk.nbytes:
             raise FramingError(f"a chunk of {incoming.nbytes} bytes came where {chunk.nbytes} were pulled")
         self._due.popleft()
-        bounce = await self._bounces.get() if len(chunk.pieces) > 1 else None
+        bounce = await self._bounces.take() if len(chunk.pieces) > 1 else None
         buffer = self._table.view(chunk.pieces[0]) if bounce is None else bounce[: chunk.nbytes]
 
         def landed(future: asyncio.Future[None]) -> None:
@@ -264,7 +281,7 @@ class Destination(Exchange):
                 return
             if bounce is not None:
                 self._table.scatter(chunk, bounce)
-                self._bounces.put_nowait(bounce)
+                self._bounces.give(bounce)
             self._landed(pull)
 
         incoming.into(buffer).add_done_callback(landed)

@@ -83,9 +83,13 @@ class Worker:
         """Becomes readable when an armed worker has something to do."""
         return int(self._worker.epoll_file_descriptor)
 
-    def progress(self) -> bool:
-        """Moves about one segment at most; true if anything happened."""
-        return bool(self._worker.progress_once())
+    def progress(self, limit: int) -> int:
+        """Moves what can be moved, about one segment a step; returns the steps, at most `limit`."""
+        once = self._worker.progress_once
+        for steps in range(limit):
+            if not once():
+                return steps
+        return limit
 
     def arm(self) -> bool:
         """Prepares `descriptor`; false if there is something to do already.

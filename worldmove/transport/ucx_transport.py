@@ -17,11 +17,9 @@ from worldmove.transport.ucx_connection import Pending, UcxConnection
 
 MAX_GREETING = 64
 BURST = 16
-"""Progress calls before the event loop gets its turn; each moves about one segment."""
-SPIN = 4
-"""Progress calls in a row that find nothing before the worker is armed."""
-IDLE_WAIT = 1.0
-"""Longest sleep in seconds: a safety net, nothing depends on it."""
+"""Steps of progress before the event loop gets its turn."""
+TICK = 1.0
+"""Longest time without progress, in seconds."""
 
 
 async def _address(host: str) -> str:
@@ -161,48 +159,42 @@ class UcxTransport:
         self._ended.append(connection)
 
     async def _drive(self) -> None:
+        loop = asyncio.get_running_loop()
+        descriptor = self.worker.descriptor
+        loop.add_reader(descriptor, self._wake.set)
+        self._tick()
         try:
             while not self._stopping or self._pending:
                 if self._step():
                     await asyncio.sleep(0)
+                elif self.worker.arm():
+                    await self._wake.wait()
+                    self._wake.clear()
                 else:
-                    await self._sleep()
+                    await asyncio.sleep(0)
         except TransportError as error:
             for connection in tuple(self._connections):
                 connection.fail(error)
+        finally:
+            loop.remove_reader(descriptor)
+            self._timer.cancel()
+
+    def _tick(self) -> None:
+        """UCX looks after its own timers (keep-alive, retries) only while it is progressed."""
+        self._wake.set()
+        self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
 
     def _step(self) -> bool:
-        """One bounded burst; true if anything moved, completed or arrived."""
-        busy, misses = False, 0
-        for _ in range(BURST):
-            if self.worker.progress():
-                busy, misses = True, 0
-                continue
-            misses += 1
-            if misses == SPIN:
-                break
+        """One bounded burst; false if everything that could be done is done."""
+        moved = self.worker.progress(BURST)
         waiting = [item for item in self._pending if not item.settle()]
-        busy |= len(waiting) != len(self._pending)
+        busy = moved == BURST or len(waiting) != len(self._pending)
         self._pending = waiting
-        for connection in tuple(self._connections):
-            busy |= connection.poll()
-        ended, self._ended = self._ended, []
-        for connection in ended:
-            connection.fail(ConnectionLostError("UCX: the peer's endpoint is gone"))
+        if moved:
+            for connection in tuple(self._connections):
+                busy |= connection.poll()
+        if self._ended:
+            ended, self._ended = self._ended, []
+            for connection in ended:
+                connection.fail(ConnectionLostError("UCX: the peer's endpoint is gone"))
         return busy
-
-    async def _sleep(self) -> None:
-        """Waits for the worker's descriptor or for something to be posted; `IDLE_WAIT` is a safety net."""
-        if not self.worker.arm():
-            await asyncio.sleep(0)
-            return
-        loop = asyncio.get_running_loop()
-        descriptor = self.worker.descriptor
-        loop.add_reader(descriptor, self._wake.set)
-        timer = loop.call_later(IDLE_WAIT, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
-            loop.remove_reader(descriptor)
-        self._wake.clear()
