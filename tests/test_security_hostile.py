@@ -44,7 +44,7 @@ def node() -> Iterator[Node]:
     found = Node("A", folder, OPTIONS, uuid.uuid4().hex).start()
     yield found
     found.stop()
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

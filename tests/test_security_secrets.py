@@ -82,7 +82,7 @@ class Pair:
 def pair() -> Iterator[Pair]:
     folder = Path(tempfile.mkdtemp(prefix="wm-s-", dir="/tmp"))
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield Pair(folder, stack)
 
 
