@@ -75,6 +75,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.torn or self.double_owned or self.leaked or self.lost)
 
 
+def line(done: Done) -> str:
+    """One move in one line."""
+    step = done.step
+    what = f"{step.fault} after {step.lead}" if step.lead else step.fault or "good"
+    idle = "" if done.fired or not step.fault else " (did not happen)"
+    why = f" ({done.code})" if done.code else ""
+    return f"{step.number}: {what}{idle}: {done.result}{why}, {done.ms:.0f} ms"
+
+
 def count(done: Sequence[Done], part: slice) -> dict[str, ByFault]:
     """Moves by a part of their fault's name, which is `SIDE.PHASE.WHAT`."""
     found: dict[str, ByFault] = {}
