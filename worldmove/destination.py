@@ -152,7 +152,7 @@ class DestinationMove(Driver):
         try:
             holding = foreign_memory(self.hello.manifest, begin, fds)
             source = Reader(holding, self.services.executors, self.hello.seed)
-            await source.open(writable=False)
+            await source.open(writable=False, towards=target.memory)
         finally:
             close_all(fds)
         return LocalPath(source, target)

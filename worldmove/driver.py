@@ -21,7 +21,7 @@ from worldmove import protocol as p
 from worldmove.config import Settings
 from worldmove.descriptors import DescriptorDoor
 from worldmove.errors import LedgerError, NotFoundError, ProtocolError, WorldMoveError
-from worldmove.executor.pool import ExecutorPool
+from worldmove.executor.devices import Pools
 from worldmove.gate import Gate
 from worldmove.hosting.slots import Slot
 from worldmove.ledger.base import Ledger
@@ -93,7 +93,7 @@ class Services:
     boot_id: str
     ledger: Ledger
     lanes: LanePool
-    executors: ExecutorPool
+    executors: Pools
     gate: Gate
     door: DescriptorDoor
     faults: Faults | None = None

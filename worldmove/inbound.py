@@ -8,6 +8,7 @@ live and kept is read once more while the last bytes still arrive.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 
 from worldmove import delta
 from worldmove.digest import LeafTable, Leaves
+from worldmove.errors import WorldMoveError
 from worldmove.manifest import DIGEST_BYTES, Span
 from worldmove.messages import DamagedLeaf, TablePart
 from worldmove.paths import Path
@@ -68,6 +70,8 @@ class Inbound:
         self._own: LeafTable
         self._again: LeafTable
         self._theirs: LeafTable
+        self._digests: list[bytes] | None = None
+        self._equal = False
 
     async def open(self) -> None:
         """Makes the tables: what lies here, what was read again in the pause, and the source's."""
@@ -78,6 +82,8 @@ class Inbound:
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
         self._count = RoundCount(number, final=final, started=time.monotonic())
+        self._digests = None
+        self._equal = False
         self._asked[:] = False
         self._theirs.forget()
         if final:
@@ -96,7 +102,13 @@ class Inbound:
         self._ask(unequal[~self._asked[unequal]])
 
     async def close_round(self) -> RoundCount:
-        """Returns when everything that was asked for has landed and was read back."""
+        """Returns when everything that was asked for has landed and was read back.
+
+        In a final round the source's table is hashed meanwhile: where the two turn out to be equal, what was
+        waited for is not computed again.
+        """
+        if self._count.final:
+            self._tasks.spawn(self._hash())
         await self._tasks.join()
         if self._count.final:
             kept = ~self._asked & self._again.known
@@ -105,7 +117,9 @@ class Inbound:
 
     def damaged(self) -> Leaves:
         """Leaves whose bytes here differ from the source's table."""
-        return self._own.differing(self._theirs)
+        wrong = self._own.differing(self._theirs)
+        self._equal = wrong.size == 0
+        return wrong
 
     async def repair(self) -> None:
         """Asks once more for the damaged leaves, and reads them back."""
@@ -128,8 +142,11 @@ class Inbound:
 
     async def root(self, *, session_id: str, epoch: int, block: int, host_states: Sequence[bytes]) -> str:
         """The root (hex) of what lies in memory here."""
-        return await self._reader.root(
-            self._own, session_id=session_id, epoch=epoch, block=block, host_states=host_states
+        digests = self._digests if self._equal else None
+        if digests is None:
+            digests = await self._reader.region_digests(self._own, urgent=True)
+        return self._reader.sum_up(
+            digests, session_id=session_id, epoch=epoch, block=block, host_states=host_states
         )
 
     @property
@@ -141,6 +158,11 @@ class Inbound:
     def kept_bytes(self) -> int:
         """Bytes of the state that the last round did not have to send."""
         return max(self._reader.memory.manifest.nbytes - self._count.bytes, 0)
+
+    async def _hash(self) -> None:
+        # Whoever needs it and doesn't find it asks again, and hears what is wrong.
+        with contextlib.suppress(WorldMoveError):
+            self._digests = await self._reader.region_digests(self._theirs, urgent=True)
 
     async def stop(self) -> None:
         """Cancels all work; memory is quiet once the path and the executors are, too."""

@@ -10,6 +10,7 @@ Three coordinate systems meet here and nowhere else:
 from __future__ import annotations
 
 import math
+import re
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,7 @@ MAX_RANKS = 64
 MAX_NAME = 128
 MAX_DIMS = 16
 MAX_DTYPE = 32
+MAX_DEVICE = 64
 MAX_REGION_BYTES = 1 << 40
 MAX_SESSION_BYTES = 1 << 42
 MAX_HOST_STATE = 4 * 1024 * 1024
@@ -37,6 +39,9 @@ MAX_HOST_STATES = 6 * 1024 * 1024
 """All ranks' host states together: they travel in one message, in the pause."""
 MAX_HOST_STATES = 7 * 1024 * 1024
 """Bytes of all ranks' host states together: a move carries them in one message."""
+
+DEVICE = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""UUID of a GPU, or of a MIG slice of one, as the driver's tools show it."""
 
 RAW_DTYPES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1}
 """Element types that NumPy lacks; they are moved as raw bytes and viewed as unsigned integers."""
@@ -210,19 +215,24 @@ class LeafMap:
         leaves = -(-self.nbytes // self.leaf_bytes) if len(regions) else np.zeros(0, dtype=np.int64)
         self.first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(leaves)])
         self.count = int(self.first[-1])
+        self._edges = np.unique(self.first)
 
     def runs(self, leaves: npt.NDArray[np.int64]) -> list[Span]:
         """Turns ascending leaf indices into the fewest spans; a span never crosses a region's end."""
         if leaves.size == 0:
             return []
-        region = np.searchsorted(self.first, leaves, side="right") - 1
-        breaks = np.flatnonzero((np.diff(leaves) != 1) | (np.diff(region) != 0)) + 1
-        starts = np.concatenate([[0], breaks])
-        ends = np.concatenate([breaks, [leaves.size]]) - 1
-        owner = region[starts]
-        begin = (leaves[starts] - self.first[owner]) * self.leaf_bytes[owner]
-        stop = np.minimum((leaves[ends] - self.first[owner] + 1) * self.leaf_bytes[owner], self.nbytes[owner])
-        return [Span(int(r), int(b), int(e - b)) for r, b, e in zip(owner, begin, stop, strict=True)]
+        breaks = np.flatnonzero(np.diff(leaves) != 1) + 1
+        starts = leaves[np.concatenate([[0], breaks])]
+        stops = leaves[np.concatenate([breaks, [leaves.size]]) - 1] + 1
+        inside = self._edges[self._edges < stops[-1]]
+        run = np.searchsorted(starts, inside) - 1
+        inside = inside[(run >= 0) & (inside < stops[run])]
+        starts = np.sort(np.concatenate([starts, inside]))
+        stops = np.sort(np.concatenate([stops, inside]))
+        owner = np.searchsorted(self.first, starts, side="right") - 1
+        begin = (starts - self.first[owner]) * self.leaf_bytes[owner]
+        end = np.minimum((stops - self.first[owner]) * self.leaf_bytes[owner], self.nbytes[owner])
+        return [Span(int(r), int(b), int(e - b)) for r, b, e in zip(owner, begin, end, strict=True)]
 
     def leaves_of(self, span: Span) -> tuple[int, int]:
         """First leaf index and number of leaves that `span` touches; an empty span touches none."""
@@ -327,13 +337,20 @@ def _check_region(number: int, region: Region) -> None:
             f"{where}.stride_bytes {region.stride_bytes} must lie in 1 to {region.nbytes}",
             field=f"{where}.stride_bytes",
         )
-    if region.device != "host":
+    if region.device != "host" and DEVICE.fullmatch(region.device) is None:
         raise ManifestError(
-            f"{where}.device {region.device!r} is not on this node; allowed: 'host'", field=f"{where}.device"
+            f"{where}.device {region.device[:MAX_DEVICE]!r} is no device; allowed: 'host', or the UUID of a "
+            "GPU such as 'GPU-…' or 'MIG-…'",
+            field=f"{where}.device",
         )
     if region.source.kind == "cuda-ipc":
         raise ManifestError(
             f"{where}.source.kind 'cuda-ipc' needs a GPU; allowed here: 'arena', 'shm'",
+            field=f"{where}.source.kind",
+        )
+    if region.source.kind == "shm" and region.device != "host":
+        raise ManifestError(
+            f"{where}.source.kind 'shm' is host memory and device is {region.device!r}; allowed: 'arena'",
             field=f"{where}.source.kind",
         )
     if region.source.kind == "shm" and not region.source.name:
@@ -360,4 +377,6 @@ def differences(mine: Manifest, theirs: Manifest) -> list[str]:
             for key in ("dtype", "shape", "rank", "stride_bytes")
             if getattr(ours[name], key) != getattr(others[name], key)
         ]
+        if (ours[name].device == "host") != (others[name].device == "host"):
+            fields.append(f"regions.{name}.device")
     return sorted(fields)

@@ -104,13 +104,15 @@ class Begin(Message, frozen=True, kw_only=True):
     """Source → destination: the record says `moving`; here is the way to the bytes.
 
     Either `lanes`, or (both nodes on one host) a Unix socket with a one-time token for descriptors, their
-    sizes in bytes, and where each region lies in them.
+    sizes in bytes, the devices whose memory they are (all the host's, if left out), and where each region
+    lies in them.
     """
 
     lanes: Annotated[tuple[LaneOffer, ...], Meta(max_length=MAX_LANES)] = ()
     socket: Text | None = None
     token: Secret | None = None
     extent_bytes: Annotated[tuple[Count, ...], Meta(max_length=MAX_REGIONS + MAX_RANKS)] = ()
+    extent_devices: Annotated[tuple[Name, ...], Meta(max_length=MAX_REGIONS + MAX_RANKS)] = ()
     places: Annotated[tuple[Place, ...], Meta(max_length=MAX_REGIONS)] = ()
 
     def __repr__(self) -> str:

@@ -19,6 +19,8 @@ from worldmove.reading import Reader
 from worldmove.transport.pool import Lane
 
 BATCH_BYTES = 16 << 20
+GPU_BATCH_BYTES = 256 << 20
+"""What copy engines bring in less than a millisecond: a batch costs the node about as long as on the host."""
 BATCHES_PER_LANE = 2
 
 
@@ -90,13 +92,14 @@ class StagedPath:
 
 
 class LocalPath:
-    """Copies between two mappings on one host, in the executors."""
+    """Copies between two mappings on one host, in the executors of the devices that it goes to."""
 
     name = "local"
-    batch_bytes = BATCH_BYTES
     width = 4
 
     def __init__(self, source: Reader, target: Reader) -> None:
+        on_gpus = any(extent.device != "host" for extent in target.memory.extents)
+        self.batch_bytes = GPU_BATCH_BYTES if on_gpus else BATCH_BYTES
         self._source = source
         self._target = target
         self._under_way = 0
@@ -149,6 +152,9 @@ def foreign_memory(manifest: Manifest, begin: m.Begin, fds: Sequence[int]) -> Ho
         inside = 0 <= place.extent < len(begin.extent_bytes) and place.offset >= 0
         if not inside or place.offset + region.nbytes > begin.extent_bytes[place.extent]:
             raise FramingError(f"begin places region {region.name!r} outside its extent")
-    extents = tuple(Extent(0, "host", nbytes) for nbytes in begin.extent_bytes)
+    devices = begin.extent_devices or ("host",) * len(begin.extent_bytes)
+    if len(devices) != len(begin.extent_bytes):
+        raise FramingError(f"begin names {len(devices)} devices for {len(begin.extent_bytes)} extents")
+    extents = tuple(Extent(0, *each) for each in zip(devices, begin.extent_bytes, strict=True))
     counted = (False,) * len(extents)
     return Holding(manifest, extents, tuple(begin.places), tuple(fds), counted, LeafMap(regions))

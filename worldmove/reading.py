@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from worldmove.digest import LeafTable, hash_bytes, root
+from worldmove.errors import ValidationError
+from worldmove.executor.devices import Pools
 from worldmove.executor.messages import CopyPiece, Piece
-from worldmove.executor.pool import ExecutorPool
 from worldmove.hosting.memory import Holding
 from worldmove.manifest import Span
 
@@ -17,24 +21,51 @@ OnRead = Callable[[int, int], None]
 """Called with (first leaf, number of leaves) as parts of a reading are done."""
 
 
-class Reader:
-    """One memory at one revision, attached to the executors, with tables for what was read."""
+HOST = "host"
 
-    def __init__(self, memory: Holding, pool: ExecutorPool, seed: int) -> None:
+
+class Reader:
+    """One memory at one revision, attached to the executors, with tables for what was read.
+
+    Each extent is worked on by the executors of its own device, which also hold every table; the host's
+    hold them too, since they hash.
+    """
+
+    def __init__(self, memory: Holding, pools: Pools, seed: int) -> None:
         self.memory = memory
         self.seed = seed
-        self._pool = pool
-        self._keys: list[int] = []
-        self._tables: list[tuple[LeafTable, int]] = []
+        self._pools = pools
+        self._devices = sorted({HOST, *(extent.device for extent in memory.extents)})
+        self._keys: dict[tuple[int, str], int] = {}
+        self._tables: list[tuple[LeafTable, dict[str, int]]] = []
 
-    async def open(self, *, writable: bool = True) -> None:
-        """Maps the extents in every executor; undone if it fails."""
+    async def open(self, *, writable: bool = True, towards: Holding | None = None) -> None:
+        """Maps the extents in the executors; undone if it fails.
+
+        Args:
+            writable: false maps them read-only.
+            towards: another memory with the same manifest, which this one will be copied to: then each
+                extent is mapped by those devices that its regions go to, and by no other.
+
+        Raises:
+            ManifestError: an extent lies on a device that this node has not.
+        """
         try:
-            for extent, fd in zip(self.memory.extents, self.memory.fds, strict=True):
-                self._keys.append(await self._pool.attach(fd, extent.nbytes, writable=writable))
+            for number, device in self._homes(towards):
+                extent, fd = self.memory.extents[number], self.memory.fds[number]
+                pool, on_device = self._pools.of(device), extent.device != HOST
+                key = await pool.attach(fd, extent.nbytes, writable=writable, device=on_device)
+                self._keys[number, device] = key
         except BaseException:
             await self.close()
             raise
+
+    def _homes(self, towards: Holding | None) -> list[tuple[int, str]]:
+        """Which extents are mapped by which devices."""
+        if towards is None:
+            return [(number, extent.device) for number, extent in enumerate(self.memory.extents)]
+        pairs = zip(self.memory.places, towards.places, strict=True)
+        return sorted({(mine.extent, towards.extents[theirs.extent].device) for mine, theirs in pairs})
 
     def all_spans(self) -> list[Span]:
         """Every byte of every region."""
@@ -43,12 +74,16 @@ class Reader:
     async def table(self) -> LeafTable:
         """A new table, all leaves unknown, that executors can write; lives as long as the reader."""
         table = LeafTable(self.memory.leaf_map.count)
+        keys: dict[str, int] = {}
+        self._tables.append((table, keys))
         try:
-            key = await self._pool.attach(table.fd, table.nbytes, writable=True)
+            for device in self._devices:
+                keys[device] = await self._pools.of(device).attach(table.fd, table.nbytes, writable=True)
         except BaseException:
+            self._tables.remove((table, keys))
+            await self._drop(keys.items())
             table.close()
             raise
-        self._tables.append((table, key))
         return table
 
     async def read(
@@ -61,7 +96,11 @@ class Reader:
         """
         if not spans:
             return
-        pieces = [self._piece(span) for span in spans]
+        pieces: defaultdict[str, list[Piece]] = defaultdict(list)
+        for span in spans:
+            device, piece = self._piece(span)
+            pieces[device].append(piece)
+        keys = self._keys_of(table)
 
         def part(done: list[Piece]) -> None:
             for first, count in _leaf_ranges(done):
@@ -69,36 +108,59 @@ class Reader:
                 if on_read is not None:
                     on_read(first, count)
 
-        await self._pool.digest(self._key_of(table), self.seed, pieces, urgent=urgent, on_part=part)
+        await _each(
+            [
+                self._pools.of(device).digest(keys[device], self.seed, some, urgent=urgent, on_part=part)
+                for device, some in pieces.items()
+            ]
+        )
 
     async def copy_from(self, source: Reader, spans: Sequence[Span], *, urgent: bool) -> None:
-        """Copies spans of another memory with the same manifest into this one."""
-        pieces = []
+        """Copies spans of another memory, opened `towards` this one, into this one, by its own devices."""
+        pieces: defaultdict[str, list[CopyPiece]] = defaultdict(list)
         for span in spans:
             theirs = source.memory.places[span.region]
             mine = self.memory.places[span.region]
-            pieces.append(
+            device = self.memory.extents[mine.extent].device
+            pieces[device].append(
                 CopyPiece(
-                    source._keys[theirs.extent],
+                    source._key(theirs.extent, device),
                     theirs.offset + span.offset,
-                    self._keys[mine.extent],
+                    self._key(mine.extent, device),
                     mine.offset + span.offset,
                     span.length,
                 )
             )
-        await self._pool.copy(pieces, urgent=urgent)
+        await _each([self._pools.of(device).copy(some, urgent=urgent) for device, some in pieces.items()])
 
-    async def region_digests(self, table: LeafTable) -> list[bytes]:
+    async def region_digests(self, table: LeafTable, *, urgent: bool = False) -> list[bytes]:
         """BLAKE2b-256 of every region's leaf digests, in manifest order."""
         first = self.memory.leaf_map.first
         ranges = [(int(start), int(stop - start)) for start, stop in itertools.pairwise(first)]
-        return await self._pool.region_digests(self._key_of(table), ranges)
+        return await self._pools.host.region_digests(self._keys_of(table)[HOST], ranges, urgent=urgent)
 
     async def root(
         self, table: LeafTable, *, session_id: str, epoch: int, block: int, host_states: Sequence[bytes]
     ) -> str:
         """The root (hex) of what `table` says of this memory, together with every rank's host state."""
-        digests = await self.region_digests(table)
+        return self.sum_up(
+            await self.region_digests(table),
+            session_id=session_id,
+            epoch=epoch,
+            block=block,
+            host_states=host_states,
+        )
+
+    def sum_up(
+        self,
+        digests: Sequence[bytes],
+        *,
+        session_id: str,
+        epoch: int,
+        block: int,
+        host_states: Sequence[bytes],
+    ) -> str:
+        """The root (hex) of regions with these digests, together with every rank's host state."""
         value = root(
             session_id=session_id,
             epoch=epoch,
@@ -115,27 +177,52 @@ class Reader:
         ranges: list[list[tuple[int, int]]] = [[] for _ in self.memory.extents]
         for place, region in zip(self.memory.places, self.memory.manifest.regions, strict=True):
             ranges[place.extent].append((place.offset, region.nbytes))
-        for key, some in zip(self._keys, ranges, strict=False):
-            await self._pool.fill(key, byte, some)
+        for (number, device), key in self._keys.items():
+            await self._pools.of(device).fill(key, byte, ranges[number])
 
     async def close(self) -> None:
         """Waits until no executor touches this memory, then unmaps it there."""
-        keys, self._keys = self._keys, []
+        mapped = [(device, key) for (_, device), key in self._keys.items()]
+        self._keys.clear()
         tables, self._tables = self._tables, []
-        for key in [*keys, *(key for _, key in tables)]:
-            await self._pool.settle(key)
-            await self._pool.detach(key)
+        for _, keys in tables:
+            mapped += keys.items()
+        await self._drop(mapped)
         for table, _ in tables:
             table.close()
 
-    def _key_of(self, table: LeafTable) -> int:
-        return next(key for known, key in self._tables if known is table)
+    async def _drop(self, mapped: Iterable[tuple[str, int]]) -> None:
+        for device, key in mapped:
+            pool = self._pools.of(device)
+            await pool.settle(key)
+            await pool.detach(key)
 
-    def _piece(self, span: Span) -> Piece:
+    def _key(self, extent: int, device: str) -> int:
+        key = self._keys.get((extent, device))
+        if key is None:
+            raise ValidationError(f"extent {extent} is not mapped on {device!r}", field="extent")
+        return key
+
+    def _keys_of(self, table: LeafTable) -> dict[str, int]:
+        return next(keys for known, keys in self._tables if known is table)
+
+    def _piece(self, span: Span) -> tuple[str, Piece]:
         place = self.memory.places[span.region]
+        device = self.memory.extents[place.extent].device
         first, _ = self.memory.leaf_map.leaves_of(span)
         leaf = int(self.memory.leaf_map.leaf_bytes[span.region])
-        return Piece(self._keys[place.extent], place.offset + span.offset, span.length, leaf, first)
+        key = self._key(place.extent, device)
+        return device, Piece(key, place.offset + span.offset, span.length, leaf, first)
+
+
+async def _each(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Runs the jobs of all devices at once; the first error once all have ended."""
+    if len(jobs) == 1:
+        await jobs[0]
+        return
+    for outcome in await asyncio.gather(*jobs, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
 def _leaf_ranges(pieces: Sequence[Piece]) -> list[tuple[int, int]]:

@@ -170,6 +170,7 @@ class SourceMove(Driver):
                 socket=str(self.services.door.path),
                 token=self._token,
                 extent_bytes=tuple(extent.nbytes for extent in memory.extents),
+                extent_devices=tuple(extent.device for extent in memory.extents),
                 places=memory.places,
             )
         else:

@@ -17,6 +17,10 @@ class Pools(Protocol):
     def host(self) -> ExecutorPool:
         """The pool of host memory, which also hashes leaf tables."""
 
+    @property
+    def pids(self) -> list[int]:
+        """The living executors' processes."""
+
     def of(self, device: str) -> ExecutorPool:
         """The pool of a device; `ManifestError` where this node has no such device."""
 

@@ -15,12 +15,17 @@ from worldmove.ipc import close_all
 from worldmove.manifest import REGION_ALIGN, Extent, LeafMap, Manifest, Place, Region, layout, validate
 from worldmove.page.messages import Revise
 
+HOST = "host"
+
 
 class Arenas(Protocol):
     """What hosting needs of the memory budget (`worldmove.memory.arena.MemoryBudget`)."""
 
     async def allocate(self, sizes: Sequence[int], name: str) -> list[int]:
-        """Makes arenas, all or none; `NoMemoryError` if they do not fit."""
+        """Makes arenas of host memory, all or none; `NoMemoryError` if they do not fit."""
+
+    async def allocate_on(self, device: str, nbytes: int) -> int:
+        """Makes an arena on a GPU; `ManifestError` if the node has no such, `NoMemoryError` if it is full."""
 
     def adopt(self, nbytes: int) -> None:
         """Counts memory that a worker made itself."""
@@ -69,17 +74,34 @@ async def take(manifest: Manifest, arenas: Arenas, name: str) -> Holding:
     with contextlib.ExitStack() as undo:
         shared, shared_fds, found = _open_all(manifest, len(extents))
         undo.callback(close_all, shared_fds)
-        fds = await arenas.allocate([extent.nbytes for extent in extents], name) if extents else []
+        fds = await _allocate(extents, arenas, name)
         undo.pop_all()
     ours = iter(own_places)
     places = tuple(
         next(ours) if region.source.kind == "arena" else found[number]
         for number, region in enumerate(manifest.regions)
     )
-    counted = (True,) * len(extents) + (False,) * len(shared)
+    counted = (*(extent.device == HOST for extent in extents), *(False for _ in shared))
     return Holding(
         manifest, (*extents, *shared), places, (*fds, *shared_fds), counted, LeafMap(manifest.regions)
     )
+
+
+async def _allocate(extents: Sequence[Extent], arenas: Arenas, name: str) -> list[int]:
+    """One descriptor for each extent, in order; all or none."""
+    sizes = [extent.nbytes for extent in extents if extent.device == HOST]
+    made: list[int] = []
+    try:
+        by_number: dict[int, int] = {}
+        for number, extent in enumerate(extents):
+            if extent.device != HOST:
+                by_number[number] = await arenas.allocate_on(extent.device, extent.nbytes)
+                made.append(by_number[number])
+        ours = iter(await arenas.allocate(sizes, name) if sizes else [])
+    except BaseException:
+        close_all(made)
+        raise
+    return [by_number[n] if n in by_number else next(ours) for n in range(len(extents))]
 
 
 def _open_all(manifest: Manifest, first: int) -> tuple[list[Extent], list[int], dict[int, Place]]:
@@ -159,7 +181,8 @@ def _merge(old: Holding, rank: int, revision: Revise) -> tuple[list[Region], lis
         raise ManifestError("a revision names a region twice", field="put")
     for item in put:
         inside = 0 <= item.extent < len(sizes) and item.offset >= 0 and item.offset % REGION_ALIGN == 0
-        if item.region.rank != rank or item.region.source.kind != "arena" or not inside:
+        here = item.region.source.kind == "arena" and item.region.device == HOST
+        if item.region.rank != rank or not here or not inside:
             raise ManifestError(f"region {item.region.name!r} can't be placed by rank {rank}", field="put")
         if item.offset + item.region.nbytes > sizes[item.extent]:
             raise ManifestError(f"region {item.region.name!r} lies outside its extent", field="put")

@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 
-from worldmove.errors import NoMemoryError, TransportError
+from worldmove.errors import ManifestError, NoMemoryError, TransportError
 from worldmove.ipc import close_all, sealed_memfd
 from worldmove.memory.limits import MemoryView, machine_memory
 
@@ -159,6 +159,16 @@ class MemoryBudget:
         except BaseException:
             self.release(needed)
             raise
+
+    async def allocate_on(self, device: str, nbytes: int) -> int:
+        """Refuses: this budget is of host memory.
+
+        Raises:
+            ManifestError: always.
+        """
+        raise ManifestError(
+            f"device {device!r} is not on this node ({nbytes} bytes); allowed: 'host'", field="device"
+        )
 
     def _kept_promise(self, nbytes: int) -> None:
         self._promised -= nbytes

@@ -45,6 +45,7 @@ def make_revision(
     regions = [resized.get(r.name, r) for r in manifest.regions if r.name not in change.drop]
     revised = msgspec.structs.replace(manifest, regions=(*regions, *added), revision=manifest.revision + 1)
     validate(revised)
+    _check_host(*resized.values(), *added)
     if len(revised.ranks) != len(manifest.ranks):
         raise ManifestError(f"rank {rank} would be left without a region", field="drop")
     fresh = (*resized.values(), *added)
@@ -77,6 +78,17 @@ def _check_names(manifest: Manifest, rank: int, change: Change) -> None:
     twice = sorted(set(change.drop) & change.resize.keys())
     if twice or len(set(change.drop)) != len(change.drop):
         raise ManifestError(f"regions {twice or list(change.drop)} are named twice", field="regions")
+
+
+def _check_host(*fresh: Region) -> None:
+    """What is revised is allocated in this process, which makes host memory only."""
+    for region in fresh:
+        if region.device != "host":
+            raise ManifestError(
+                f"region {region.name!r} lies on {region.device!r}; regions in host memory can be added or "
+                "resized",
+                field="device",
+            )
 
 
 def _resized(manifest: Manifest, name: str, shape: Sequence[int]) -> Region:
