@@ -1,18 +1,25 @@
-"""An authority of the tests' own, certificates that it signs, tokens, and raw talk with a port."""
+"""What tests of security share: an authority, certificates, tokens, raw talk, a node to be left unharmed."""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+import shutil
 import socket
 import ssl
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from fleet_node import Node
 
 OPERATOR, WORKER, PEER = ("operator-" + "o" * 20, "worker-" + "w" * 20, "peer-" + "p" * 20)
 
@@ -143,3 +150,32 @@ def exchange(url: str, *parts: bytes) -> bytes:
         except ConnectionResetError:
             pass
         return answer
+
+
+@contextmanager
+def lonely_node(*options: str) -> Iterator[Node]:
+    """A real node without a fleet."""
+    folder = Path(tempfile.mkdtemp(prefix="wm-h-", dir="/tmp"))
+    node = Node("A", folder, options, uuid.uuid4().hex).start()
+    try:
+        yield node
+    finally:
+        node.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def unharmed(node: Node) -> Iterator[httpx.Client]:
+    """A client; afterwards the node must be as it was, and its log must hold no traceback."""
+    before = node.view()
+    node.news()
+    with httpx.Client(base_url=node.url, timeout=30, trust_env=False) as client:
+        yield client
+        assert client.get("/v1/healthz").status_code == 200
+        assert client.get("/v1/readyz").status_code == 200
+    after, logged = node.view(), node.news()
+    assert (after.sessions, after.standbys, after.migrations) == (before.sessions, before.standbys, 0)
+    assert (after.keeper, after.executors) == (before.keeper, before.executors)
+    assert after.devices == before.devices
+    assert "Traceback" not in logged
+    assert '"exc_type"' not in logged
