@@ -2,6 +2,7 @@
 // Every thread of a block is a coroutine; those that wait for each other (a barrier, a shuffle) take turns. Blocks run
 // one after another, so what only goes wrong between blocks or in the memory system isn't found here.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdint>
@@ -33,25 +34,36 @@ struct Meeting {
 };
 
 struct Thread {
-    ucontext_t context;
+    ucontext_t context;  // how it begins
+    jmp_buf place;       // where it goes on: a jump costs no system call, unlike swapcontext
     std::unique_ptr<char[]> stack;
-    bool done = false;
+    bool begun = false, done = false;
+    unsigned exchange = 0;
+    unsigned long long value[2] = {};
 };
 
 struct Block {
     std::vector<Thread> threads;
     std::vector<Meeting> groups;
-    std::vector<unsigned long long> values;
     std::function<void()> body;
     Meeting all;
     unsigned alive = 0, current = 0;
-    ucontext_t scheduler;
+    jmp_buf scheduler;
 };
 
 inline Block block;
 inline Index block_index, block_size, grid_size;
 
-inline void yield() { swapcontext(&block.threads[block.current].context, &block.scheduler); }
+inline void yield() {
+    if (!_setjmp(block.threads[block.current].place)) _longjmp(block.scheduler, 1);
+}
+
+inline void go_on(Thread& thread) {
+    if (_setjmp(block.scheduler)) return;
+    if (thread.begun) _longjmp(thread.place, 1);
+    thread.begun = true;
+    setcontext(&thread.context);
+}
 
 inline void meet(Meeting& meeting, const unsigned& members) {
     const unsigned round = meeting.round;
@@ -73,6 +85,16 @@ inline void meet_group(unsigned mask) {
     meet(block.groups[lowest], members);
 }
 
+// Shows a value to the group, and returns where in `value` to find those of the others. There are two places by
+// turns, since one thread may offer its next value before another has read this one.
+inline unsigned offer(unsigned mask, unsigned long long value) {
+    Thread& me = block.threads[block.current];
+    const unsigned turn = me.exchange++ % 2;
+    me.value[turn] = value;
+    meet_group(mask);
+    return turn;
+}
+
 inline void enter() {
     block.body();
     block.threads[block.current].done = true;
@@ -83,12 +105,11 @@ inline void enter() {
 inline void run_block(unsigned size) {
     block.threads.resize(size);
     block.groups.assign(size + 32, Meeting{});
-    block.values.assign(size + 32, 0);
     block.all = Meeting{};
     block.alive = size;
     for (Thread& thread : block.threads) {
         if (!thread.stack) thread.stack = std::make_unique<char[]>(STACK_BYTES);
-        thread.done = false;
+        thread.begun = thread.done = false;
         getcontext(&thread.context);
         thread.context.uc_stack.ss_sp = thread.stack.get();
         thread.context.uc_stack.ss_size = STACK_BYTES;
@@ -98,7 +119,7 @@ inline void run_block(unsigned size) {
     while (block.alive)
         for (block.current = 0; block.current < size; ++block.current)
             if (!block.threads[block.current].done)
-                swapcontext(&block.scheduler, &block.threads[block.current].context);
+                go_on(block.threads[block.current]);
 }
 
 template <class... Arguments, size_t... Places>
@@ -131,20 +152,15 @@ inline void __syncthreads() { host::meet(host::block.all, host::block.alive); }
 
 template <class Value>
 Value __shfl_xor_sync(unsigned mask, Value value, int other) {
-    host::block.values[host::block.current] = value;
-    host::meet_group(mask);
-    const Value result = Value(host::block.values[host::block.current ^ unsigned(other)]);
-    host::meet_group(mask);
-    return result;
+    const unsigned turn = host::offer(mask, value);
+    return Value(host::block.threads[host::block.current ^ unsigned(other)].value[turn]);
 }
 
 inline unsigned __ballot_sync(unsigned mask, bool vote) {
-    host::block.values[host::block.current] = vote;
-    host::meet_group(mask);
+    const unsigned turn = host::offer(mask, vote);
     unsigned bits = 0;
     for (unsigned lane = 0; lane < 32; ++lane)
-        if (mask >> lane & 1) bits |= unsigned(host::block.values[host::block.current / 32 * 32 + lane]) << lane;
-    host::meet_group(mask);
+        if (mask >> lane & 1) bits |= unsigned(host::block.threads[host::block.current / 32 * 32 + lane].value[turn]) << lane;
     return bits;
 }
 

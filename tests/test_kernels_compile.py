@@ -1,4 +1,4 @@
-"""Every kernel compiles by NVRTC for every architecture that we serve, without a GPU, and spills no register."""
+"""Every kernel compiles by NVRTC for every architecture we serve, without a GPU, and spills no register."""
 
 from __future__ import annotations
 

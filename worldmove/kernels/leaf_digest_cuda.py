@@ -1,12 +1,12 @@
 """The digest of leaves in device memory: the same bytes as `leaf_digest.py`, at the memory's speed.
 
 A *digesting copy* reads once, writes the bytes elsewhere, and digests what it read. It belongs to the
-**source** alone, run by the device that owns the memory, writing into a ring or into a peer (push): its digest
+**source** alone, run by the device that owns the memory, writing into a ring or a peer (push): its digest
 then says what the source holds, and the bytes that left are those very bytes, even if the world is writing
 meanwhile. It verifies nothing: bytes that are damaged on their way or in the target's memory were digested
-before that. Nor may a destination pull and digest in one, for either table: taken for the source's, the digest
-of what *arrived* would call a damaged world right; taken for its own, it would say nothing of what its memory
-holds. A destination digests its own memory, after the copy.
+before that. Nor may a destination pull and digest in one, for either table: taken for the source's, the
+digest of what *arrived* would call a damaged world right; taken for its own, it would say nothing of what its
+memory holds. A destination digests its own memory, after the copy.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import NamedTuple
 import cupy
 import numpy as np
 
-from worldmove.kernels.device import Records, load, multiprocessors, upload
+from worldmove.kernels.device import Records, load, upload
 from worldmove.kernels.leaf_digest import DIGEST_BYTES
 from worldmove.kernels.pieces import Pieces, leaf_total, make_pieces, plan_pieces
 
 THREADS = 128
-FEW_PER_PROCESSOR = 128
-"""Up to so many leaves for each multiprocessor, 16 threads share a leaf; beyond, four do."""
+MEMBERS, MEMBERS_ANY = 16, 4
+"""Threads that share a leaf, in the fast kernels and in the plain one."""
 
 
 class DigestPlan(NamedTuple):
@@ -47,7 +47,6 @@ class LeafDigest:
     def __init__(self, defines: Mapping[str, int] | None = None, threads: int = THREADS) -> None:
         self._kernels = load("leaf_digest", defines)
         self._threads = threads
-        self._few = FEW_PER_PROCESSOR * multiprocessors()
 
     def plan(self, pieces: Pieces) -> DigestPlan:
         """Sorts pieces by kernel and brings them to the device.
@@ -66,9 +65,8 @@ class LeafDigest:
             seed: 0 to 2**64 - 1.
             table: address of uint8[rows, 16], a multiple of 16, that the device can write.
         """
-        few = plan.aligned.work <= self._few
-        self._launch("leaf_digest_4" if few else "leaf_digest_1", 16 if few else 4, plan.aligned, seed, table)
-        self._launch("leaf_digest_any", 4, plan.other, seed, table)
+        self._launch("leaf_digest", MEMBERS, plan.aligned, seed, table)
+        self._launch("leaf_digest_any", MEMBERS_ANY, plan.other, seed, table)
 
     def digest_copy(self, plan: DigestPlan, seed: int, table: int) -> None:
         """Digests the source's leaves and copies what was read to the pieces' targets, reading once.
@@ -80,7 +78,7 @@ class LeafDigest:
         """
         if plan.other.number:
             raise ValueError("a digesting copy takes whole aligned leaves only: copy and digest the others")
-        self._launch("leaf_digest_copy", 16, plan.aligned, seed, table)
+        self._launch("leaf_digest_copy", MEMBERS, plan.aligned, seed, table)
 
     def warm_up(self) -> None:
         """Launches every kernel once on a little memory and waits: first uses take milliseconds."""
@@ -88,14 +86,17 @@ class LeafDigest:
         out = cupy.empty_like(data)
         pieces = make_pieces([data.data.ptr], [512], 512, [0], [out.data.ptr])
         plan = self.plan(pieces)
-        for name, threads in (("leaf_digest_1", 4), ("leaf_digest_4", 16), ("leaf_digest_copy", 16)):
-            self._launch(name, threads, plan.aligned, 0, table.data.ptr)
-        self._launch("leaf_digest_any", 4, plan.aligned, 0, table.data.ptr)
+        for name, members in (
+            ("leaf_digest", MEMBERS),
+            ("leaf_digest_copy", MEMBERS),
+            ("leaf_digest_any", MEMBERS_ANY),
+        ):
+            self._launch(name, members, plan.aligned, 0, table.data.ptr)
         cupy.cuda.get_current_stream().synchronize()
 
-    def _launch(self, name: str, threads_a_leaf: int, records: Records, seed: int, table: int) -> None:
+    def _launch(self, name: str, members: int, records: Records, seed: int, table: int) -> None:
         if not records.work:
             return
-        grid = -(-records.work * threads_a_leaf // self._threads)
+        grid = -(-records.work * members // self._threads)
         arguments = (*records.arguments, np.uint64(seed), np.uint64(table))
         self._kernels[name]((grid,), (self._threads,), arguments)

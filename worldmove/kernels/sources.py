@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 KERNELS = {
-    "leaf_digest": ("leaf_digest_1", "leaf_digest_4", "leaf_digest_copy", "leaf_digest_any"),
+    "leaf_digest": ("leaf_digest", "leaf_digest_copy", "leaf_digest_any"),
     "copy_runs": ("copy_runs",),
     "fill_runs": ("fill_runs",),
     "read_runs": ("read_runs",),
