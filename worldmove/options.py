@@ -175,15 +175,23 @@ def _ledger(text: str) -> str:
     return text
 
 
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        # `~name` of a user that doesn't exist.
+        raise ValueError(text) from error
+
+
 def _directory(text: str) -> Path:
-    path = Path(text).expanduser().absolute()
+    path = _path(text)
     if not text or len(os.fsencode(path / SOCKET_NAME)) > MAX_SOCKET_PATH:
         raise ValueError(text)
     return path
 
 
 def _file(text: str) -> Path:
-    path = Path(text).expanduser().absolute()
+    path = _path(text)
     if not path.is_file():
         raise ValueError(text)
     return path
