@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 from worldmove.config import Settings
 from worldmove.views import (
@@ -16,6 +16,7 @@ from worldmove.views import (
     NodeView,
     PeerNode,
     Registration,
+    Resolution,
     SessionEvent,
     SessionPage,
     SessionSpec,
@@ -60,6 +61,9 @@ class NodeFacade(Protocol):
     async def abort(self) -> None:
         """Ends at once; every move is left to the ledger's record."""
 
+    async def fenced(self) -> None:
+        """Returns when a later incarnation has claimed the node's name: nothing is left but to `abort`."""
+
     async def ready(self) -> list[str]:
         """What is missing before moves can be accepted; empty when ready."""
 
@@ -80,6 +84,9 @@ class NodeFacade(Protocol):
 
     async def end_session(self, session_id: str, /) -> None:
         """Ends a session and frees its memory."""
+
+    async def resolve_session(self, session_id: str, decision: Literal["keep", "end"], /) -> Resolution:
+        """An operator's way out of a fenced or lost session."""
 
     def session_events(self, session_id: str, after_seq: int | None, /) -> AsyncIterator[SessionEvent]:
         """Changes of one session, after `after_seq`; the present state first where it is `None`."""

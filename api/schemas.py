@@ -136,6 +136,22 @@ class AttachBody(Body):
     fingerprint: Fingerprint = {}
 
 
+class ResolveBody(Body):
+    """What becomes of a session that nothing else settles; `confirm` repeats its id."""
+
+    decision: Literal["keep", "end"]
+    confirm: Id
+
+    def check(self, session_id: str) -> None:
+        """Checks that whoever asks has read what is asked for.
+
+        Raises:
+            ValidationError: `confirm` is another id.
+        """
+        if self.confirm != session_id:
+            raise ValidationError(f"confirm must repeat the session's id, {session_id!r}", field="confirm")
+
+
 class MigrationBody(Body):
     """A move. What is left out is the session's or the node's own value."""
 

@@ -32,6 +32,8 @@ PING_SECONDS = 1.0
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_FORCED = 130
+EXIT_FENCED = 4
+"""A later incarnation has claimed the name: to start this one again would only fence that one."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 NodeMaker = Callable[[Settings, str], NodeFacade]
@@ -56,7 +58,7 @@ def run(settings: Settings, ready_fd: int | None = None, make: NodeMaker | None 
         make: builds the node from settings and URL; `worldmove.node.Node` by default.
 
     Returns:
-        The exit code: 0 after a graceful end.
+        The exit code: 0 after a graceful end, 4 after a later incarnation has taken the name.
 
     Raises:
         ConfigError: an option can't be followed on this machine.
@@ -123,8 +125,12 @@ async def _serve(settings: Settings, listener: socket.socket, ready_fd: int | No
         try:
             await _started(started, node)
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+            fenced = asyncio.ensure_future(node.fenced())
             _announce(settings, url, ready_fd)
-            await asyncio.wait((first, serving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((first, serving, fenced), return_when=asyncio.FIRST_COMPLETED)
+            if fenced.done():
+                return await _leave(node, server, serving, app.state.stopping)
+            fenced.cancel()
             return await _stop(node, server, serving, app.state.stopping, signalled)
         finally:
             first.cancel()
@@ -145,6 +151,18 @@ async def _give_up(started: asyncio.Future[None], node: NodeFacade, first: async
     await node.abort()
     first.cancel()
     return EXIT_FORCED
+
+
+async def _leave(
+    node: NodeFacade, server: uvicorn.Server, serving: asyncio.Future[None], stopping: asyncio.Event
+) -> int:
+    """Ends a node whose name and worlds are its successor's: nothing is finished, nothing written."""
+    await node.abort()
+    stopping.set()
+    server.should_exit = server.force_exit = True
+    await asyncio.wait((serving,))
+    log.info("stopped", code=EXIT_FENCED)
+    return EXIT_FENCED
 
 
 async def _stop(

@@ -38,6 +38,7 @@ from worldmove.views import (
     PeerNode,
     Receipt,
     Registration,
+    Resolution,
     SessionEvent,
     SessionPage,
     SessionSpec,
@@ -157,6 +158,13 @@ class FakeNode:
 
     async def session(self, session_id: str) -> SessionView:
         return self._view(session_id, self._find(session_id))
+
+    async def fenced(self) -> None:
+        await asyncio.Event().wait()
+
+    async def resolve_session(self, session_id: str, decision: Any) -> Resolution:
+        view = await self.session(session_id)
+        return Resolution(id=session_id, decision=decision, session=view if decision == "keep" else None)
 
     async def end_session(self, session_id: str) -> None:
         self._find(session_id)

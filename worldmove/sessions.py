@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 from worldmove import messages as m
@@ -153,9 +154,8 @@ class SessionBook:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def all(self) -> list[Session]:
-        """All sessions here, by id."""
-        return [self._sessions[key] for key in sorted(self._sessions)]
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
 
     def get(self, session_id: str) -> Session | None:
         """The session, if this node holds it."""

@@ -73,6 +73,14 @@ class SessionView(View, frozen=True, kw_only=True):
     migration_id: str | None = None
 
 
+class Resolution(View, frozen=True, kw_only=True):
+    """What an operator decided about a session; `session` is it as it is now, `None` where it has ended."""
+
+    id: str
+    decision: Literal["keep", "end"]
+    session: SessionView | None
+
+
 class SessionPage(View, frozen=True, kw_only=True):
     """A page of sessions, ordered by id; `next` is the cursor of the following page."""
 

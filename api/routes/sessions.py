@@ -14,12 +14,13 @@ from api import problems
 from api.deps import After, IdPath, Limit, NodeDep, Stopping, answer, stream
 from api.limits import limited
 from api.openapi import describes
-from api.schemas import AttachBody, BoundaryBody, SessionBody
-from api.security import ANYBODY, WORKER, requires
+from api.schemas import AttachBody, BoundaryBody, ResolveBody, SessionBody
+from api.security import ANYBODY, OPERATOR, WORKER, requires
 from worldmove.errors import (
     ConflictError,
     DeadlineError,
     FingerprintMismatchError,
+    LedgerError,
     ManifestError,
     NoMemoryError,
     NotFoundError,
@@ -29,10 +30,19 @@ from worldmove.errors import (
     SessionExistsError,
     ValidationError,
 )
-from worldmove.views import BoundaryView, DigestView, Registration, SessionEvent, SessionPage, SessionView
+from worldmove.views import (
+    BoundaryView,
+    DigestView,
+    Registration,
+    Resolution,
+    SessionEvent,
+    SessionPage,
+    SessionView,
+)
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 _ANYBODY = [Depends(requires(ANYBODY))]
+_OPERATOR = [Depends(requires(OPERATOR))]
 _WORKER = [Depends(requires(WORKER))]
 
 
@@ -144,3 +154,17 @@ async def boundary(node: NodeDep, id: IdPath, body: BoundaryBody) -> Response:  
 async def attach(node: NodeDep, id: IdPath, body: AttachBody) -> Response:  # noqa: A002
     """Hands a session whose worker is gone to another worker."""
     return answer(await node.attach(id, dict(body.fingerprint)))
+
+
+@router.post(
+    "/{id}/resolve",
+    dependencies=_OPERATOR,
+    responses=describes(200, Resolution)
+    | problems.documented(
+        ValidationError, NotFoundError, NotOwnerError, ConflictError, DeadlineError, LedgerError
+    ),
+)
+async def resolve(node: NodeDep, id: IdPath, body: ResolveBody) -> Response:  # noqa: A002
+    """Decides about a session that no record settles, or that nobody holds any more. Break-glass."""
+    body.check(id)
+    return answer(await node.resolve_session(id, body.decision))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Group
@@ -23,6 +23,7 @@ from worldmove.cli.common import (
     client_of,
     emit,
     reporting,
+    stderr,
     stdout,
 )
 from worldmove.client import Client
@@ -30,6 +31,18 @@ from worldmove.errors import DeadlineError, PeerError
 from worldmove.views import MigrationPage, MigrationView, SessionPage, SessionView
 
 PAGE = 500
+DANGERS: dict[str, str] = {
+    "keep": (
+        "The world will be what this node holds, at a new epoch. If another node holds it too and its worker "
+        "generates, there are two worlds of one name until that node is started again: make sure that it is "
+        "stopped. Whatever was generated anywhere else is given up."
+    ),
+    "end": (
+        "The session ends for good. If some node holds its memory after all, that world is ended there as "
+        "soon as it looks: make sure that nobody needs it."
+    ),
+}
+"""What `sessions resolve` may break, by decision."""
 
 sessions_app = typer.Typer(help="List sessions, or show one.", invoke_without_command=True)
 moves_app = typer.Typer(
@@ -97,6 +110,38 @@ def session(
         emit(found)
     else:
         stdout().print(tables.sessions([found]))
+
+
+@sessions_app.command("resolve")
+def resolve(
+    session_id: Annotated[str, typer.Argument(metavar="ID")],
+    *,
+    keep: Annotated[bool, typer.Option("--keep", help="The world is what this node's host holds.")] = False,
+    end: Annotated[bool, typer.Option("--end", help="Nobody holds the world any more: end it.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes-i-know", help="The dangers are known: do not ask on the terminal.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    tls_ca: TlsCa = None,
+    as_json: Json = False,
+) -> None:
+    """Break-glass: decide about a session that stays fenced, or whose node is gone for good."""
+    if keep == end:
+        raise typer.BadParameter("exactly one of --keep and --end is needed")
+    decision: Literal["keep", "end"] = "keep" if keep else "end"
+    if not yes:
+        stderr().print(f"{DANGERS[decision]}\n", markup=False, soft_wrap=True)
+        if typer.prompt(f"Type the session's id to {decision} it", err=True) != session_id:
+            raise typer.Abort
+    with reporting(as_json), client_of(url, token, tls_ca) as client:
+        found = client.resolve_session(session_id, decision)
+    if as_json:
+        emit(found)
+    elif found.session is not None:
+        stdout().print(tables.sessions([found.session]))
+    else:
+        stdout().print(f"{session_id} has ended", markup=False)
 
 
 @moves_app.callback()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import httpx
 
@@ -25,6 +25,7 @@ from worldmove.views import (
     NodeView,
     PeerNode,
     Registration,
+    Resolution,
     SessionEvent,
     SessionPage,
     SessionSpec,
@@ -103,6 +104,10 @@ class AsyncClient:
     async def end_session(self, session_id: str) -> None:
         """Ends a session."""
         await self._run(calls.end_session(session_id))
+
+    async def resolve_session(self, session_id: str, decision: Literal["keep", "end"]) -> Resolution:
+        """Decides, as an operator, about a session that nothing else settles; see docs/operations.md."""
+        return await self._run(calls.resolve_session(session_id, decision))
 
     async def digest(self, session_id: str) -> DigestView:
         """The digest of one block; holds the world at a boundary meanwhile."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -19,6 +19,7 @@ from worldmove.views import (
     NodeView,
     PeerNode,
     Registration,
+    Resolution,
     SessionPage,
     SessionSpec,
     SessionView,
@@ -105,6 +106,13 @@ def session(session_id: str) -> Call[SessionView]:
 def end_session(session_id: str) -> Call[Nothing]:
     """`DELETE /v1/sessions/{id}`."""
     return Call("DELETE", f"/v1/sessions/{_in_path(session_id)}", Nothing)
+
+
+def resolve_session(session_id: str, decision: Literal["keep", "end"]) -> Call[Resolution]:
+    """`POST /v1/sessions/{id}/resolve`."""
+    path = f"/v1/sessions/{_in_path(session_id)}/resolve"
+    body = {"decision": decision, "confirm": session_id}
+    return Call("POST", path, Resolution, body=body, patience=20.0)
 
 
 def session_events(session_id: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import httpx
 
@@ -25,6 +25,7 @@ from worldmove.views import (
     NodeView,
     PeerNode,
     Registration,
+    Resolution,
     SessionEvent,
     SessionPage,
     SessionSpec,
@@ -103,6 +104,10 @@ class Client:
     def end_session(self, session_id: str) -> None:
         """Ends a session."""
         self._run(calls.end_session(session_id))
+
+    def resolve_session(self, session_id: str, decision: Literal["keep", "end"]) -> Resolution:
+        """Decides, as an operator, about a session that nothing else settles; see docs/operations.md."""
+        return self._run(calls.resolve_session(session_id, decision))
 
     def digest(self, session_id: str) -> DigestView:
         """The digest of one block; holds the world at a boundary meanwhile."""

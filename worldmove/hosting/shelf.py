@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import structlog
 
-from worldmove.errors import FramingError, WorldMoveError
+from worldmove.errors import FramingError, ProcessLostError, WorldMoveError
 from worldmove.hosting.slots import Slot, SlotRecord
 from worldmove.ipc import close_all
 from worldmove.tasks import Tasks
@@ -17,6 +17,8 @@ from worldmove.tasks import Tasks
 log = structlog.get_logger(__name__)
 
 FDS_PER_KEY = 200
+PATIENCE_S = 3.0
+"""How long registrations and commits wait for another keeper when one is lost."""
 _PREFIX = "slot/"
 
 
@@ -58,6 +60,7 @@ class Shelf:
 
     def __init__(self, keeper: Keeping | None) -> None:
         self._keeper = keeper
+        self._renewed = asyncio.Event()
         self._locks: dict[str, asyncio.Lock] = {}
         self._parts: dict[str, int] = {}
         self._gone: set[str] = set()
@@ -66,15 +69,34 @@ class Shelf:
     async def use(self, keeper: Keeping, slots: Sequence[Slot]) -> None:
         """Another keeper takes the place of one that was lost, and holds all slots."""
         self._keeper = keeper
+        renewed, self._renewed = self._renewed, asyncio.Event()
+        renewed.set()
         for slot in slots:
-            await self.put(slot)
+            await self._put(slot)
 
     async def put(self, slot: Slot) -> None:
         """Writes the slot as it is now.
 
         Raises:
-            ProcessLostError: the keeper is gone.
+            ProcessLostError: the keeper is gone, and no other one has come within `PATIENCE_S`.
         """
+        renewed = self._renewed
+        try:
+            await self._put(slot)
+        except ProcessLostError:
+            if not await self._another(renewed):
+                raise
+            await self._put(slot)
+
+    async def _another(self, renewed: asyncio.Event) -> bool:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await renewed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _put(self, slot: Slot) -> None:
         lock = self._locks.setdefault(slot.key, asyncio.Lock())
         async with lock:
             if self._keeper is None or slot.key in self._gone:

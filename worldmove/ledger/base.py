@@ -80,6 +80,18 @@ class Ledger(Protocol):
             ProtocolError: no transition of `rules.TRANSITIONS` leads from `old` to `new` for this node.
         """
 
+    async def resolve(self, old: SessionRecord | None, new: SessionRecord) -> None:
+        """Replaces `old` as an operator has decided, whatever role this node has in it.
+
+        Args:
+            old: the record that stands; `None` where the ledger knows nothing of the session.
+            new: made by `records.resolve` or `records.write_off`; `rules.check_resolve` checks it.
+
+        Raises:
+            LostRaceError: another record stands.
+            ProtocolError: `new` is neither.
+        """
+
     async def settle(self, session_id: str, move_id: str) -> SessionRecord:
         """Settles a move whose outcome is unknown, and returns the record that stands.
 

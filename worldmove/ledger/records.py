@@ -155,6 +155,29 @@ def end(record: SessionRecord) -> SessionRecord:
     return replace(record, phase="ended")
 
 
+def resolve(record: SessionRecord, by: Claim, *, least_epoch: int) -> SessionRecord:
+    """An operator decides that the world is what `by` holds: `owned` by it, beyond every epoch known of it.
+
+    A move in progress is over; whoever else took part in it has lost.
+    """
+    mine = replace(
+        record, owner=by.name, incarnation=by.incarnation, epoch=max(record.epoch, least_epoch) + 1
+    )
+    return replace(given_up(mine), phase="owned")
+
+
+def write_off(record: SessionRecord, *, least_epoch: int = 1) -> SessionRecord:
+    """An operator decides that nobody has the world any more: to `ended`, from whatever phase."""
+    return replace(given_up(record), phase="ended", epoch=max(record.epoch, least_epoch))
+
+
+def given_up(record: SessionRecord) -> SessionRecord:
+    """The record without the move that it is in: aborted, or reclaimed if it was committed already."""
+    if record.move is None:
+        return record
+    return _finished(record, "aborted" if record.phase == "moving" else "reclaimed")
+
+
 def _finished(record: SessionRecord, outcome: Outcome) -> SessionRecord:
     return replace(
         record, phase="owned", move=None, outcome=outcome, last_move_id=current_move(record).move_id

@@ -1,7 +1,8 @@
 """The only changes of a session's record that are allowed, and who may write them; pure.
 
-`TRANSITIONS` lists every change there is. `check_swap` accepts a pair of records only if the transition's
-builder would have made the new one of the old one: so no step changes a field that it does not own.
+`TRANSITIONS` lists every change that nodes make by themselves; `check_resolve` is for what operators decide.
+`check_swap` accepts a pair of records only if the transition's builder would have made the new one of the old
+one: so no step changes a field that it does not own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from worldmove.errors import ProtocolError
 from worldmove.ledger.records import (
@@ -25,8 +26,10 @@ from worldmove.ledger.records import (
     end,
     reclaim,
     release,
+    resolve,
     retake,
     update,
+    write_off,
 )
 
 Writer = Literal["owner", "source", "destination"]
@@ -127,6 +130,29 @@ def check_swap(old: SessionRecord, new: SessionRecord, by: Claim) -> Transition:
         )
     check_record(new)
     return transition
+
+
+def check_resolve(old: SessionRecord | None, new: SessionRecord, by: Claim) -> None:
+    """Checks an operator's decision, the one change that asks for no role: `resolve` or `write_off`.
+
+    It is for records that no ordinary step can settle any more: the ledger was lost or restored from a copy
+    that is older than the worlds, or a node is gone for good. `old` is `None` where the ledger knows nothing.
+
+    Raises:
+        ProtocolError: it is neither; nothing may be written.
+        ValidationError: `new` is malformed in itself.
+    """
+    check_record(new)
+    history = [old.phase if old is not None else "none", new.phase]
+    if old is not None and old.phase == "ended":
+        raise ProtocolError(f"session {old.session_id} has ended: nothing to resolve", history=history)
+    base = old if old is not None else replace(new, epoch=1)
+    if new.phase == "owned":
+        expected = replace(resolve(base, by, least_epoch=1), epoch=max(new.epoch, base.epoch + 1))
+    else:
+        expected = write_off(base, least_epoch=new.epoch)
+    if new != expected:
+        raise ProtocolError(f"this is no way to resolve session {new.session_id}", history=history)
 
 
 def _find(old: SessionRecord, new: SessionRecord) -> Transition:

@@ -76,6 +76,10 @@ class TransactionalLedger(ABC):
         """See `base.Ledger.swap`."""
         await self._write(partial(transactions.swap, claim=self._claimed, old=old, new=new))
 
+    async def resolve(self, old: SessionRecord | None, new: SessionRecord) -> None:
+        """See `base.Ledger.resolve`."""
+        await self._write(partial(transactions.resolve, claim=self._claimed, old=old, new=new))
+
     async def settle(self, session_id: str, move_id: str) -> SessionRecord:
         """See `base.Ledger.settle`."""
         return await self._write(

@@ -29,7 +29,7 @@ from worldmove.ledger.records import (
     check_record,
     check_text,
 )
-from worldmove.ledger.rules import check_swap
+from worldmove.ledger.rules import check_resolve, check_swap
 from worldmove.views import ENDED_STATES, Receipt
 
 MAX_KEYS = 10_000
@@ -175,6 +175,18 @@ def settle(tables: Tables, claim: Claim | None, session_id: str, move_id: str) -
     check_swap(stands, aborted, writer)
     tables.put_session(aborted)
     return aborted
+
+
+def resolve(tables: Tables, claim: Claim | None, old: SessionRecord | None, new: SessionRecord) -> None:
+    """An operator's decision, by compare-and-swap as well; see `Ledger.resolve`."""
+    check_resolve(old, new, check_claim(tables, claim).claim)
+    stands = tables.session(new.session_id)
+    if stands == new:
+        return
+    if stands != old:
+        phase = "nothing" if stands is None else f"{stands.phase} at epoch {stands.epoch}"
+        raise LostRaceError(f"session {new.session_id} is {phase} by now", record=stands)
+    tables.put_session(new)
 
 
 def reserve_key(tables: Tables, claim: Claim | None, key: str, wanted: Key) -> str | None:

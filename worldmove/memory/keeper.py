@@ -35,7 +35,7 @@ _IN_ATTRIB = 0x4
 
 
 class _Holding:
-    """What is held: key to meta and descriptors. `term` is the latest that anybody has claimed."""
+    """What is held: key to meta and descriptors. `term` counts claims: only the latest claimant writes."""
 
     def __init__(self) -> None:
         self.term = 0
@@ -47,28 +47,26 @@ class _Holding:
     async def perform(self, request: Request, fds: list[int], term: int) -> tuple[Answer, list[int]]:
         """Does what a client of `term` asked; returns the answer and the descriptors to send with it."""
         pid = os.getpid()
-        if term < self.term and isinstance(request, Claim | Put | Drop):
+        if term < self.term and isinstance(request, Put | Drop):
             if isinstance(request, Put):
                 close_all(fds)
             return Answer(request.call, pid, fenced=True), []
         match request:
-            case Claim(call, term):
+            case Claim():
                 self.term = term
-                return Answer(call, pid), []
-            case Put(call, key, meta):
+            case Put(key=key, meta=meta):
                 old, self._held[key] = self._held.get(key), (meta, fds)
                 await self._close(old)
-                return Answer(call, pid), []
-            case Get(call, key):
-                if key not in self._held:
-                    return Answer(call, pid, found=False), []
-                meta, held = self._held[key]
-                return Answer(call, pid, meta=meta), held
-            case Drop(call, key):
+            case Drop(key=key):
                 await self._close(self._held.pop(key, None))
-                return Answer(call, pid), []
-            case List(call):
-                return Answer(call, pid, keys=tuple(sorted(self._held))), []
+            case Get(key=key):
+                if key not in self._held:
+                    return Answer(request.call, pid, found=False), []
+                meta, held = self._held[key]
+                return Answer(request.call, pid, meta=meta), held
+            case List():
+                return Answer(request.call, pid, keys=tuple(sorted(self._held))), []
+        return Answer(request.call, pid), []
 
     async def _close(self, entry: tuple[bytes, list[int]] | None) -> None:
         if entry is not None:
@@ -149,7 +147,7 @@ class _Service:
             while True:
                 request, fds = await channel.receive()
                 if isinstance(request, Claim):
-                    term = request.term
+                    term = self._holding.term + 1
                 answer, held = await self._holding.perform(request, fds, term)
                 if not isinstance(request, Put):
                     close_all(fds)

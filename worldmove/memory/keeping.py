@@ -2,7 +2,7 @@
 
 The exchange (packets of `worldmove.ipc`): the client sends `Claim`, `Put`, `Get`, `Drop` or `List` with a
 number of its choice, the keeper answers `Answer` with the same number. Descriptors travel with `Put` and with
-the answer to `Get`. Once somebody has claimed a term, whoever speaks for an earlier one changes nothing any more.
+the answer to `Get`. After a `Claim` only the connection that claimed last can change anything.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ OTHER_KEEPER = 3
 
 
 class Claim(msgspec.Struct, tag="claim", frozen=True):
-    """From now on this connection speaks for `term`; `Put` and `Drop` of earlier ones are refused."""
+    """From now on only this connection, or a later one that claims, may `Put` and `Drop`."""
 
     call: int
-    term: int
 
 
 class Put(msgspec.Struct, tag="put", frozen=True):
@@ -72,7 +71,7 @@ class List(msgspec.Struct, tag="list", frozen=True):
 class Answer(msgspec.Struct, tag="answer", frozen=True):
     """What became of a call.
 
-    `found` is false where `Get` named an unknown key, `fenced` is true where a later term has been claimed.
+    `found` is false where `Get` named an unknown key, `fenced` is true where another connection has claimed.
     """
 
     call: int
@@ -104,27 +103,26 @@ class Keeper:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, path: Path | str, term: int = 0) -> Keeper:
+    async def start(cls, path: Path | str, *, claim: bool = False) -> Keeper:
         """Connects to the living keeper at `path`, or starts one there.
 
         Args:
             path: of its socket.
-            term: for which this connection writes, such as a node's incarnation; 0 claims none.
+            claim: nobody who came before may change anything there any more.
 
         Raises:
             ProcessLostError: it cannot be started, or the one that lives there serves another user.
-            FencedError: a later term has been claimed there.
         """
         place = str(path)
         for _ in range(3):
-            keeper = await cls._connect(place, term)
+            keeper = await cls._connect(place, claim)
             if keeper is not None:
                 return keeper
             await _launch(place)
         raise ProcessLostError(f"no keeper can be reached at {place}")
 
     @classmethod
-    async def _connect(cls, path: str, term: int) -> Keeper | None:
+    async def _connect(cls, path: str, claim: bool) -> Keeper | None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.setblocking(False)
         try:
@@ -139,7 +137,7 @@ class Keeper:
         keeper = cls(Channel(sock, Answer))
         try:
             number = keeper._number()
-            answer, _ = await keeper._call(Claim(number, term) if term else List(number))
+            answer, _ = await keeper._call(Claim(number) if claim else List(number))
         except ProcessLostError:
             # It was about to end, or it serves another user.
             await keeper.close()
@@ -157,7 +155,7 @@ class Keeper:
 
         Raises:
             ValidationError: key, meta or descriptors are too many or too long.
-            FencedError: a later term than this connection's has been claimed; nothing has changed.
+            FencedError: somebody has claimed the keeper since; nothing has changed.
             ProcessLostError: the keeper is gone.
         """
         _check(key, meta, fds)

@@ -51,6 +51,16 @@ class Metrics:
             registry=self.registry,
             buckets=TOTAL_BUCKETS,
         )
+        self._lost = Counter(
+            "processes_lost_total", "Processes that ended.", ["kind"], namespace=name, registry=self.registry
+        )
+        self._recovered = Counter(
+            "recovered_total",
+            "Slots of a former incarnation that were taken over.",
+            ["kind"],
+            namespace=name,
+            registry=self.registry,
+        )
         self._sessions = Gauge(
             "sessions", "Sessions here.", ["state"], namespace=name, registry=self.registry
         )
@@ -89,6 +99,14 @@ class Metrics:
             self._pause.observe(receipt.pause_ms)
         if receipt.state == "released":
             self._total.observe(receipt.total_ms)
+
+    def process_lost(self, kind: str) -> None:
+        """Counts an executor, lane or keeper that ended while the node lives; another one takes its place."""
+        self._lost.labels(kind=kind).inc()
+
+    def recovered(self, kind: str) -> None:
+        """Counts a session or standby that a former incarnation left."""
+        self._recovered.labels(kind=kind).inc()
 
     def path_rate(self, path: str, gbps: float) -> None:
         """Notes what a path has just carried."""

@@ -1,14 +1,16 @@
 """What a new incarnation does with the slots that the former one left with the keeper.
 
 Every slot comes back *fenced*: its worker generates on if it was generating, and stands still if it
-stood. Only the session's record says what happens next, so the ledger is asked until it answers.
+stood. Only the session's record says what happens next, so the ledger is asked until it answers. A record
+that can't be true, because the ledger was lost or is older than the world, is left to an operator.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -23,40 +25,85 @@ from worldmove.reading import Reader
 from worldmove.sessions import SessionBook
 
 RETRY_S = 0.2
+OPERATOR_S = 2.0
+"""How often a record is looked at again that only an operator can settle."""
 log = structlog.get_logger(__name__)
 
 
-class Recovery:
-    """Settles the slots of a former incarnation, each by its session's record."""
+@dataclass(slots=True, eq=False)
+class Unsettled:
+    """A slot that waits for its record.
 
-    def __init__(self, services: Services, host: Host, book: SessionBook) -> None:
+    Attributes:
+        reason: why the record does not settle it, where only an operator can.
+        look: set when the record has changed. settled: when the slot is decided.
+    """
+
+    slot: Slot
+    reason: str | None = None
+    look: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Recovery:
+    """Settles the slots of a former incarnation, each by its session's record.
+
+    Args:
+        services: of the node.
+        host: has the slots.
+        book: gets the sessions.
+        alone: returns when nothing of a former incarnation can write into memory any more.
+
+    Attributes:
+        unsettled: slots that still wait, by the id of their session or standby.
+    """
+
+    def __init__(
+        self, services: Services, host: Host, book: SessionBook, alone: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.unsettled: dict[str, Unsettled] = {}
         self._services = services
         self._host = host
         self._book = book
+        self._alone = alone
 
     async def settle(self, slot: Slot) -> None:
         """Decides one slot; returns when it is a session or standby of this node again, or gone."""
-        while True:
-            try:
-                done = await (self._standby(slot) if slot.session_id is None else self._session(slot))
-            except LostRaceError:
-                continue
-            except LedgerError as error:
-                log.warning("ledger does not answer; the slot stays fenced", slot=slot.id, error=str(error))
-                done = False
-            if done:
-                return
-            await asyncio.sleep(RETRY_S)
+        waiting = self.unsettled[slot.id] = Unsettled(slot)
+        name = slot.id
+        try:
+            while not await self._tried(waiting):
+                waiting.look.clear()
+                try:
+                    async with asyncio.timeout(OPERATOR_S if waiting.reason else RETRY_S):
+                        await waiting.look.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            del self.unsettled[name]
+            waiting.settled.set()
 
-    async def _session(self, slot: Slot) -> bool:
-        ledger, claim = self._services.ledger, self._services.claim
-        record = await ledger.get(slot.id)
-        if record is None or record.phase == "ended":
+    async def _tried(self, waiting: Unsettled) -> bool:
+        slot = waiting.slot
+        try:
+            return await (self._standby(slot) if slot.session_id is None else self._session(waiting))
+        except LostRaceError:
+            waiting.look.set()
+        except LedgerError as error:
+            log.warning("ledger does not answer; the slot stays fenced", slot=slot.id, error=str(error))
+        return False
+
+    async def _session(self, waiting: Unsettled) -> bool:
+        slot, claim = waiting.slot, self._services.claim
+        record = await self._services.ledger.get(slot.id)
+        if record is None or record.epoch < slot.ranks.page.epoch:
+            return self._doubted(waiting, record)
+        if record.phase == "ended":
             self._host.close_slot(slot, Ended("the session has ended"))
             return True
         if record.move is not None and record.phase in ("moving", "committed"):
             record = await self._unfinished(slot, record)
-        if record.owner != claim.name or record.epoch < slot.ranks.page.epoch:
+        if record.owner != claim.name:
             self._host.close_slot(slot, Moved(record.owner, record.endpoint))
             return True
         if record.phase == "committed":
@@ -66,6 +113,22 @@ class Recovery:
         self._book.add(slot, record)
         slot.ranks.unfence()
         return True
+
+    def _doubted(self, waiting: Unsettled, record: SessionRecord | None) -> bool:
+        """A record that is older than the world: the world stays as it is until an operator has decided."""
+        slot = waiting.slot
+        known = slot.ranks.page.epoch
+        if record is None and known == 0:
+            self._host.close_slot(slot, Ended("the session was never registered"))
+            return True
+        found = "knows nothing of it" if record is None else f"has it at epoch {record.epoch}"
+        reason = f"the ledger {found}, its memory is of epoch {known}: the ledger was lost or set back"
+        if waiting.reason != reason:
+            log.error(
+                "session stays fenced; see `worldmove sessions resolve`", session=slot.id, reason=reason
+            )
+        waiting.reason = reason
+        return False
 
     async def _unfinished(self, slot: Slot, record: SessionRecord) -> SessionRecord:
         """A move of the former incarnation: aborted if it can be, reclaimed if nobody adopts."""
@@ -94,6 +157,8 @@ class Recovery:
 
     async def _standby(self, slot: Slot) -> bool:
         """A standby that was promised to a move is wiped, unless the move was committed to it."""
+        # Lanes and executors of a stopped incarnation would write into what is wiped and lent out again.
+        await self._alone()
         if slot.bound is None:
             slot.ranks.unfence()
             return True
@@ -141,17 +206,29 @@ class Recovery:
             finally:
                 await reader.close()
 
+    async def found(self) -> list[Slot]:
+        """What the keeper holds; each slot is then to be settled, beside the others."""
+        try:
+            return await self._host.recover()
+        except WorldMoveError as error:
+            log.warning("the keeper's slots cannot be taken over", error=str(error))
+            return []
 
-async def recover(
-    services: Services, host: Host, book: SessionBook, spawn: Callable[[str, Recovery, Slot], None]
-) -> int:
-    """Takes over what the keeper holds; each slot is then settled beside the others. Returns how many."""
-    recovery = Recovery(services, host, book)
-    try:
-        slots = await host.recover()
-    except WorldMoveError as error:
-        log.warning("the keeper's slots cannot be taken over", error=str(error))
-        return 0
-    for slot in slots:
-        spawn(slot.id, recovery, slot)
-    return len(slots)
+    async def lost(self) -> set[str]:
+        """Sessions that the ledger says are this node's, and whose memory nobody here holds any more."""
+        missing: set[str] = set()
+        after: str | None = None
+        while True:
+            page = await self._services.ledger.sessions(after)
+            missing |= {record.session_id for record in page if self.is_lost(record)}
+            if not page:
+                return missing
+            after = page[-1].session_id
+
+    def is_lost(self, record: SessionRecord) -> bool:
+        """Whether the record says that this node has the session, and nobody here holds its memory."""
+        if record.owner != self._services.claim.name or record.session_id in self._host.sessions:
+            return False
+        moves = {record.last_move_id, record.move.move_id if record.move else None}
+        bound = {waiting.slot.bound for waiting in self.unsettled.values()} - {None}
+        return not moves & bound

@@ -14,9 +14,12 @@ from worldmove.errors import ConflictError, DeadlineError, NotFoundError, NotOwn
 from worldmove.hosting.host import Host
 from worldmove.hosting.ranks import Pause
 from worldmove.hosting.rest import rest_boundary
+from worldmove.hosting.slots import Slot
 from worldmove.ledger import records
 from worldmove.ledger.records import NodeInfo, SessionRecord
 from worldmove.manifest import MAX_NAME, validate
+from worldmove.node.recovery import Recovery
+from worldmove.node.resolving import Decision, Resolver
 from worldmove.page.messages import Ended
 from worldmove.reading import Reader
 from worldmove.sessions import Session, SessionBook
@@ -40,10 +43,12 @@ REST_LEASE_BLOCKS = 20
 class Registrar:
     """Everything about sessions that is no move."""
 
-    def __init__(self, services: Services, host: Host, book: SessionBook) -> None:
+    def __init__(self, services: Services, host: Host, book: SessionBook, recovery: Recovery) -> None:
         self._services = services
         self._host = host
         self._book = book
+        self._recovery = recovery
+        self._resolver = Resolver(services, host, book, recovery)
 
     async def register(self, spec: SessionSpec) -> Registration:
         """Registers a running world: memory first, then the ledger; all or nothing.
@@ -66,7 +71,8 @@ class Registrar:
             revision=spec.manifest.revision,
             endpoint=spec.manifest.endpoint,
         )
-        slot, tickets = await self._host.open_session(spec, session_id, 1)
+        # Epoch 0 until the ledger has it: a page of a later epoch without a record means a lost ledger.
+        slot, tickets = await self._host.open_session(spec, session_id, 0)
         try:
             record = await self._services.ledger.create(proposed)
         except BaseException:
@@ -131,6 +137,10 @@ class Registrar:
 
     async def _held(self, session_id: str) -> Session:
         session = self._book.get(session_id)
+        if session is None and session_id in self._recovery.unsettled:
+            raise ConflictError(
+                f"session {session_id!r} is fenced: the ledger's record has not settled it yet"
+            )
         if session is None:
             await self._raise_elsewhere(session_id)
             raise NotFoundError(f"session {session_id!r} is not known")
@@ -140,6 +150,8 @@ class Registrar:
         record = await self._services.ledger.get(session_id)
         if record is None or record.phase == "ended":
             return
+        if self._recovery.is_lost(record):
+            raise NotFoundError(f"session {session_id!r} is lost: nobody holds its memory any more")
         urls = {node.name: node.url for node in await self._services.ledger.nodes()}
         raise NotOwnerError(
             f"session {session_id!r} is on node {record.owner}",
@@ -156,11 +168,19 @@ class Registrar:
         session = self._book.get(session_id)
         if session is not None:
             return session.view(self._services.claim.name, self._services.url)
+        if session_id in self._recovery.unsettled:
+            return self._fenced(self._recovery.unsettled[session_id].slot)
         record = await self._services.ledger.get(session_id)
         if record is None or record.phase == "ended":
             raise NotFoundError(f"session {session_id!r} is not known")
         nodes = {node.name: node for node in await self._services.ledger.nodes()}
         return self._from_record(record, nodes)
+
+    async def resolve(self, session_id: str, decision: Decision) -> SessionView | None:
+        """An operator's decision; raises as `Resolver.resolve`. The session as it is now, if it still is."""
+        await self._resolver.resolve(session_id, decision)
+        session = self._book.get(session_id)
+        return session.view(self._services.claim.name, self._services.url) if session else None
 
     async def page(self, after: str | None, limit: int) -> SessionPage:
         """Sessions of all nodes by id; those of this node with all that it knows."""
@@ -171,15 +191,42 @@ class Registrar:
         views = []
         for record in found:
             mine = self._book.get(record.session_id)
+            fenced = self._recovery.unsettled.get(record.session_id)
             if mine is not None:
                 views.append(mine.view(self._services.claim.name, self._services.url))
+            elif fenced is not None:
+                views.append(self._fenced(fenced.slot))
             else:
                 views.append(self._from_record(record, nodes))
-        return SessionPage(sessions=tuple(views), next=views[-1].id if more else None)
+        last = found[-1].session_id if full else None
+        views += self._unknown_to_ledger(after, last, {record.session_id for record in found})
+        views.sort(key=lambda view: view.id)
+        return SessionPage(sessions=tuple(views), next=last if more else None)
+
+    def _unknown_to_ledger(self, after: str | None, last: str | None, known: set[str]) -> list[SessionView]:
+        """Fenced sessions between two ids that a ledger that was lost or set back has no record of."""
+        return [
+            self._fenced(waiting.slot)
+            for name, waiting in self._recovery.unsettled.items()
+            if waiting.reason is not None and name not in known
+            if (after or "") < name and (last is None or name < last)
+        ]
+
+    def _fenced(self, slot: Slot) -> SessionView:
+        """A session that a former incarnation held, as long as no record has settled it."""
+        claim = self._services.claim
+        record = SessionRecord(
+            session_id=slot.id,
+            epoch=slot.ranks.page.epoch,
+            owner=claim.name,
+            incarnation=claim.incarnation,
+            model=slot.manifest.model,
+        )
+        return Session(slot, record, self._book).view(claim.name, self._services.url)
 
     def _from_record(self, record: SessionRecord, nodes: Mapping[str, NodeInfo]) -> SessionView:
         owner = nodes.get(record.owner)
-        lost = record.owner == self._services.claim.name
+        lost = self._recovery.is_lost(record)
         return SessionView(
             id=record.session_id,
             model=record.model,
@@ -204,6 +251,9 @@ class Registrar:
             ConflictError: it is in a move.
             NotFoundError, NotOwnerError: it is not here.
         """
+        if self._book.get(session_id) is None and await self._resolver.end_lost(session_id):
+            self._book.feed(session_id).close()
+            return
         session = await self._held(session_id)
         if session.move is not None:
             raise ConflictError(f"session {session_id!r} is in move {session.move.move_id}; cancel it first")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 import structlog
 
 from worldmove.config import Settings
 from worldmove.descriptors import DescriptorDoor
 from worldmove.driver import PeerChannel, Services
-from worldmove.errors import FencedError, LedgerError, WorldMoveError
+from worldmove.errors import LedgerError, WorldMoveError
 from worldmove.executor.pool import ExecutorPool
 from worldmove.faults.equipment import Equipment
 from worldmove.gate import Gate
@@ -29,10 +27,14 @@ from worldmove.ledger.records import Claim, NodeInfo
 from worldmove.memory.arena import MemoryBudget
 from worldmove.node.admitting import Admission
 from worldmove.node.keepers import Keepers
+from worldmove.node.lease import Lease
 from worldmove.node.metrics import Metrics
 from worldmove.node.moving import Moves
-from worldmove.node.recovery import Recovery, recover
+from worldmove.node.recovery import Recovery
 from worldmove.node.registering import Registrar
+from worldmove.node.resolving import Decision
+from worldmove.node.showing import boot_id, standby_views
+from worldmove.node.tenure import Tenure
 from worldmove.sessions import SessionBook
 from worldmove.tasks import Tasks
 from worldmove.tls import NodeTls
@@ -50,19 +52,20 @@ from worldmove.views import (
     NodeView,
     PeerNode,
     Registration,
+    Resolution,
     SessionEvent,
     SessionPage,
     SessionSpec,
     SessionView,
-    StandbyView,
 )
 
-RENEW_S = 1.0
 LEASE_S = 5.0
 GATE_BURST_S = 0.02
 MIN_BURST = 1 << 20
 PEER_SOCKET = "peer.sock"
 KEEPER_SOCKET = "keeper.sock"
+LOST_TOLD = 100
+"""Lost sessions that the log names at a start."""
 
 
 class Node:
@@ -84,6 +87,8 @@ class Node:
         self._liveness = Liveness(LEASE_S)
         self._rates: dict[str, float] = {}
         self._tasks = Tasks(self._on_task_error)
+        self._lease = Lease()
+        self._tenure: Tenure | None = None
         self._tokens = TokenFile(settings.token_file) if settings.token_file else None
         self._tls = NodeTls.of(settings)
         self._budget = MemoryBudget(settings.memory_limit)
@@ -100,6 +105,8 @@ class Node:
         self._host: Host | None = None
         self._door = DescriptorDoor(settings.run_dir / PEER_SOCKET, int(settings.peer_timeout_ms))
         self._book: SessionBook
+        self._lost: set[str] = set()
+        self._recovery: Recovery
         self._registrar: Registrar
         self._moves: Moves
 
@@ -114,6 +121,7 @@ class Node:
             self._ledger = await self._faults.start(self._ledger)
         info = NodeInfo(name=self.name, url=self.url, boot_id=self._boot_id)
         self.incarnation = await self._ledger.claim(info)
+        self._tenure = Tenure(self.settings.run_dir, self.incarnation)
         keeper = await self._keepers.start()
         await self._executors.start()
         await self._lanes.start()
@@ -126,17 +134,32 @@ class Node:
             on_change=self._on_slot_change,
         )
         self._book = SessionBook(self.name, self.url, self._host)
-        services = self._compose(self._ledger, self._host)
-        found = await recover(services, self._host, self._book, self._settle_slot)
+        self._compose(self._ledger, self._host, self._tenure)
+        found = await self._recovery.found()
+        for slot in found:
+            self._metrics.recovered("standby" if slot.session_id is None else "session")
+            self._tasks.spawn(self._recovery.settle(slot), name=f"recover {slot.id}")
         self._host.start()
-        self._tasks.spawn(self._renew(self._ledger), name="lease")
-        self._tasks.spawn(self._keepers.mind(self._host), name="keeper")
-        self.log.info("node started", incarnation=self.incarnation, url=self.url, recovered=found)
+        self._tasks.spawn(self._tell_lost(), name="lost sessions")
+        self._tasks.spawn(self._lease.keep(self._ledger), name="lease")
+        replaced = partial(self._metrics.process_lost, "keeper")
+        self._tasks.spawn(self._keepers.mind(self._host, self._ledger, replaced), name="keeper")
+        self.log.info("node started", incarnation=self.incarnation, url=self.url, recovered=len(found))
 
-    def _settle_slot(self, slot_id: str, recovery: Recovery, slot: Slot) -> None:
-        self._tasks.spawn(recovery.settle(slot), name=f"recover {slot_id}")
+    async def _tell_lost(self) -> None:
+        """Says which sessions nobody holds any more: the host was started again, or all on it has ended."""
+        try:
+            self._lost = await self._recovery.lost()
+        except LedgerError as error:
+            self.log.warning("lost sessions are not known", error=str(error))
+        for name in sorted(self._lost)[:LOST_TOLD]:
+            self.log.error("session is lost: nobody holds its memory any more", session=name)
 
-    def _compose(self, ledger: Ledger, host: Host) -> Services:
+    async def fenced(self) -> None:
+        """Returns when a later incarnation has claimed this node's name: nothing is left but to `abort`."""
+        await self._lease.lost.wait()
+
+    def _compose(self, ledger: Ledger, host: Host, tenure: Tenure) -> None:
         rate = self.settings.gate_rate
         burst = max(int(rate * GATE_BURST_S), MIN_BURST) if rate else MIN_BURST
         services = Services(
@@ -153,7 +176,8 @@ class Node:
             note_rate=self._note_rate,
         )
         self._gate = services.gate
-        self._registrar = Registrar(services, host, self._book)
+        self._recovery = Recovery(services, host, self._book, tenure.alone)
+        self._registrar = Registrar(services, host, self._book, self._recovery)
         admission = Admission(self.settings, self._boot_id, host, self._book)
         self._moves = Moves(
             services,
@@ -163,7 +187,6 @@ class Node:
             peer_token=self._peer_token,
             peer_tls=lambda: self._tls.client,
         )
-        return services
 
     def _peer_token(self) -> str | None:
         return self._tokens.current().first("peer") if self._tokens else None
@@ -178,22 +201,13 @@ class Node:
         self._book.on_slot_change(slot, change)
 
     def _on_process_event(self, event: str, facts: Mapping[str, object]) -> None:
+        kind, _, what = event.partition("-")
+        if what == "lost":
+            self._metrics.process_lost(kind)
         self.log.info(event, **facts)
 
     def _on_task_error(self, error: BaseException) -> None:
         self.log.error("background task failed", exc_info=error)
-
-    async def _renew(self, ledger: Ledger) -> None:
-        """The lease beats; losing the claim to a later incarnation ends the beat, not the worlds."""
-        while True:
-            try:
-                await ledger.renew()
-            except FencedError:
-                self.log.error("another incarnation has claimed this node's name; this one writes no more")  # noqa: TRY400
-                return
-            except LedgerError as error:
-                self.log.warning("ledger does not answer", error=str(error))
-            await asyncio.sleep(RENEW_S)
 
     async def close(self) -> None:
         """Finishes or rolls back every move, then ends what it started. Worlds and keeper stay."""
@@ -219,14 +233,9 @@ class Node:
         await self._executors.close()
         await self._keepers.close()
         if self._ledger is not None:
-            await self._resign(self._ledger)
-
-    async def _resign(self, ledger: Ledger) -> None:
-        try:
-            await ledger.resign()
-        except LedgerError as error:
-            self.log.warning("the name was not given back", error=str(error))
-        await ledger.close()
+            await self._lease.end(self._ledger)
+        if self._tenure is not None:
+            await self._tenure.end()
 
     async def ready(self) -> list[str]:
         """What is missing before moves can be accepted; empty when ready."""
@@ -266,6 +275,13 @@ class Node:
     async def end_session(self, session_id: str, /) -> None:
         """Ends a session; see `Registrar.end`."""
         await self._registrar.end(session_id)
+        self._lost.discard(session_id)
+
+    async def resolve_session(self, session_id: str, decision: Decision, /) -> Resolution:
+        """An operator's way out of a fenced or lost session; see `Resolver.resolve`."""
+        session = await self._registrar.resolve(session_id, decision)
+        self._lost.discard(session_id)
+        return Resolution(id=session_id, decision=decision, session=session)
 
     def session_events(self, session_id: str, after_seq: int | None, /) -> AsyncIterator[SessionEvent]:
         """News of a session."""
@@ -355,25 +371,15 @@ class Node:
             executors=tuple(self._executors.pids),
             keeper=self._keepers.pid,
             sessions=len(self._book),
-            standbys=self._standbys(),
+            standbys=standby_views(self._host),
             migrations=len(self._moves),
-        )
-
-    def _standbys(self) -> tuple[StandbyView, ...]:
-        slots = self._host.standbys.values() if self._host else ()
-        return tuple(
-            StandbyView(
-                id=slot.id,
-                model=slot.manifest.model,
-                state="bound" if slot.bound else "attached" if slot.ranks.attended else "waiting",
-                bytes=slot.manifest.nbytes,
-            )
-            for slot in slots
         )
 
     def metrics(self) -> bytes:
         """Prometheus text."""
-        states = Counter(str(session.state) for session in self._book.all())
+        states = Counter(str(session.state) for session in self._book)
+        states["lost"] += len(self._lost)
+        states["fenced"] += sum(one.slot.session_id is not None for one in self._recovery.unsettled.values())
         gauges = {
             "standbys": len(self._host.standbys) if self._host else 0,
             "moves_running": len(self._moves),
@@ -383,11 +389,3 @@ class Node:
             "incarnation": self.incarnation,
         }
         return self._metrics.render(sessions=dict(states), gate=self._gate.view(), gauges=gauges)
-
-
-def boot_id() -> str:
-    """This boot of this host: equal for processes that can pass each other descriptors, if they meet."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return f"unknown-{os.getpid()}"
