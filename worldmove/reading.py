@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from worldmove.digest import LeafTable, hash_bytes, root
-from worldmove.errors import ValidationError
+from worldmove.errors import ProcessLostError, ValidationError
 from worldmove.executor.devices import Pools
 from worldmove.executor.messages import CopyPiece, Piece
 from worldmove.hosting.memory import Holding
@@ -22,6 +22,7 @@ OnRead = Callable[[int, int], None]
 
 
 HOST = "host"
+FILL_TRIES = 5
 
 
 class Reader:
@@ -173,7 +174,24 @@ class Reader:
         return value.hex()
 
     async def fill(self, byte: int) -> None:
-        """Overwrites the regions; what lies beside them in the same extents is somebody else's."""
+        """Overwrites the regions; what lies beside them in the same extents is somebody else's.
+
+        An executor that dies meanwhile is replaced and all of it done again: memory that is not wiped could
+        be lent to nobody any more.
+
+        Raises:
+            ProcessLostError: executors die again and again, or the node goes.
+        """
+        for left in reversed(range(FILL_TRIES)):
+            try:
+                await self._fill(byte)
+            except ProcessLostError:
+                if not left:
+                    raise
+            else:
+                return
+
+    async def _fill(self, byte: int) -> None:
         ranges: list[list[tuple[int, int]]] = [[] for _ in self.memory.extents]
         for place, region in zip(self.memory.places, self.memory.manifest.regions, strict=True):
             ranges[place.extent].append((place.offset, region.nbytes))

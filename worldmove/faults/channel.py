@@ -103,7 +103,7 @@ def suits(fault: Fault, message: type[m.Message]) -> bool:
     """Whether a fault can happen to a message of this type."""
     if fault.what == "delay":
         return True
-    if fault.kind is not Kind.CHANNEL:
+    if fault.kind is not Kind.CHANNEL or fault.what in ("cut", "mute"):
         return False
     if fault.what == "steal-token":
         return message is m.Begin

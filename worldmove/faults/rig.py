@@ -23,6 +23,8 @@ from worldmove.memory.arena import no_memory
 from worldmove.transport.pool import LaneRegion
 
 STEAL_MS = 2000
+ENDS = ("cut", "mute")
+"""Faults that end a control connection."""
 
 
 class Rig:
@@ -50,8 +52,11 @@ class Rig:
             move.services.settings.peer_timeout_ms / 1000,
         )
         self._channels[move] = faulty
-        move.done.add_done_callback(lambda _done: self._forget(move))
-        self.entered(move)
+        if move not in self._due:
+            self.entered(move)
+        for fault in [one for one in self._due[move] if one.what in ENDS]:
+            self._due[move].remove(fault)
+            self._end(move, fault)
         return faulty
 
     def _forget(self, move: Driver) -> None:
@@ -60,6 +65,8 @@ class Rig:
 
     def entered(self, move: Driver) -> None:
         """A move has come into a phase."""
+        if move not in self._due:
+            move.done.add_done_callback(lambda _done: self._forget(move))
         # What could not happen in the phase before does not happen in this one instead.
         self._due[move] = []
         self._ledger.spare(move.session_id)
@@ -68,6 +75,8 @@ class Rig:
 
     def work(self, move: Driver, action: p.Action, work: Work) -> Work:
         """What a move does next."""
+        if move not in self._due:  # a destination is asked before its connection is made ready
+            self.entered(move)
         wanted = ("delay", "starve") if isinstance(action, WORK) else ("delay",)
         fault = self._take(move, lambda one: one.what in wanted)
         return work if fault is None else self._hindered(fault, work)
@@ -92,11 +101,8 @@ class Rig:
         return fault
 
     def _befall(self, move: Driver, fault: Fault) -> None:
-        if fault.what in ("cut", "mute"):
-            self._armory.note(fault, move.move_id)
-            channel = self._channels.get(move)
-            if channel is not None:
-                channel.cut() if fault.what == "cut" else channel.mute()
+        if fault.what in ENDS and move in self._channels:
+            self._end(move, fault)
             return
         if fault.kind in (Kind.WORK, Kind.CHANNEL):
             self._due[move].append(fault)
@@ -110,6 +116,11 @@ class Rig:
             move.services.lanes.arm(fault.what)
         else:
             self._signal(move, fault.what)
+
+    def _end(self, move: Driver, fault: Fault) -> None:
+        self._armory.note(fault, move.move_id)
+        channel = self._channels[move]
+        channel.cut() if fault.what == "cut" else channel.mute()
 
     def _signal(self, move: Driver, what: str) -> None:
         services = move.services

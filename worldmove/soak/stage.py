@@ -189,6 +189,7 @@ class Stage:
                 await node.start()
             try:
                 views[node.name] = await node.client.node()
+                await node.client.sessions(limit=1)  # the ledger answers it again
             except WorldMoveError as error:
                 return views, f"node {node.name}: {error}"
         if busy := [name for name, view in views.items() if view.migrations]:
