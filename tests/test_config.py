@@ -111,6 +111,7 @@ BAD = [
     ("stall_ms", ""),
     ("max_rounds", "0"),
     ("faults", "rm -rf"),
+    ("gpus", "cuda:0"),
     ("log_level", "loud"),
     ("log_format", "xml"),
 ]

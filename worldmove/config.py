@@ -58,6 +58,7 @@ class Settings:
     lanes: int = 1
     lane_device: str = ""
     executors: int = 1
+    gpus: str = "auto"
     memory_limit: int | None = None
     deadline_ms: float = 60_000.0
     peer_timeout_ms: float = 3_000.0

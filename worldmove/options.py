@@ -38,6 +38,7 @@ _BYTES = {
     "tib": 2**40,
 }
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)(/s)?")
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -205,6 +206,15 @@ def _device(text: str) -> str:
     return text
 
 
+def _gpus(text: str) -> str:
+    if text in ("auto", "none"):
+        return text
+    uuids = [each.strip() for each in text.split(",")]
+    if len(set(uuids)) != len(uuids) or not all(_UUID.fullmatch(each) for each in uuids):
+        raise ValueError(text)
+    return ",".join(uuids)
+
+
 def _faults(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9,:=.@-]{0,256}", text):
         raise ValueError(text)
@@ -313,6 +323,12 @@ OPTIONS: tuple[Option, ...] = (
         _integer(1, 64),
         "1 to 64",
         "Processes that digest and copy host memory. Default: half the cores, 1 to 4.",
+    ),
+    Option(
+        "gpus",
+        _gpus,
+        "auto, none, or UUIDs of GPUs such as GPU-… or MIG-…, separated by commas",
+        "The GPUs whose memory sessions may lie in, each with an executor of its own. Default: all.",
     ),
     Option(
         "memory_limit",

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from worldmove.bench.nodes import RunningNode
@@ -15,6 +15,7 @@ from worldmove.errors import MoveAbortedError, ProcessLostError
 from worldmove.views import MigrationRequest, MigrationView, PathChoice, Receipt
 
 SESSION = "bench"
+PROGRAM = ("worldmove.bench.actor",)
 READY_TIMEOUT_S = 120.0
 PREPARING = frozenset({"requested", "admitted"})
 
@@ -33,11 +34,14 @@ class Actor:
         self._process = process
 
     @classmethod
-    async def start(cls, node: RunningNode, role: str, nbytes: int) -> Actor:
-        """Starts one; `role` is `world` or `standby`."""
+    async def start(
+        cls, node: RunningNode, role: str, nbytes: int, program: Sequence[str] = PROGRAM
+    ) -> Actor:
+        """Starts one; `role` is `world` or `standby`, `program` a module and arguments of its own."""
+        module, *more = program
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "worldmove.bench.actor"),
-            *(node.url, role, SESSION, str(nbytes), str(os.getpid())),
+            *(sys.executable, "-m", module),
+            *(node.url, role, SESSION, str(nbytes), str(os.getpid()), *more),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -128,13 +132,22 @@ class Shuttle:
 
 
 @contextlib.asynccontextmanager
-async def shuttle(nodes: list[RunningNode], nbytes: int) -> AsyncIterator[Shuttle]:
-    """A session of about `nbytes` bytes at the first of two nodes, and a standby at the second."""
+async def shuttle(
+    nodes: list[RunningNode], nbytes: int, programs: Sequence[Sequence[str]] = (PROGRAM, PROGRAM)
+) -> AsyncIterator[Shuttle]:
+    """A session of about `nbytes` bytes at the first of two nodes, and a standby at the second.
+
+    Args:
+        nodes: two.
+        nbytes: see above.
+        programs: the actors' modules, each with arguments of its own.
+    """
     async with contextlib.AsyncExitStack() as stack:
         actors, clients = [], []
-        for node, role, word in zip(nodes, ("world", "standby"), ("registered", "waiting"), strict=True):
+        roles = (("world", "registered"), ("standby", "waiting"))
+        for node, (role, word), program in zip(nodes, roles, programs, strict=True):
             clients.append(await stack.enter_async_context(AsyncClient(node.url)))
-            actor = await Actor.start(node, role, nbytes)
+            actor = await Actor.start(node, role, nbytes, program)
             stack.push_async_callback(actor.end)
             actors.append(actor)
             await actor.expect(word)

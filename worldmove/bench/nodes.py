@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -29,13 +29,18 @@ class RunningNode(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def running_nodes(
-    names: Sequence[str], options: Sequence[str] = ()
+    names: Sequence[str],
+    options: Sequence[str] = (),
+    each: Mapping[str, Sequence[str]] | None = None,
+    logs: Path | None = None,
 ) -> AsyncIterator[list[RunningNode]]:
     """Starts nodes that share a ledger, and ends them, with every trace of them, when the block ends.
 
     Args:
         names: one node each.
         options: more options of `worldmove serve`, the same for all.
+        each: more options by node.
+        logs: a folder in which the nodes' logs are left.
 
     Raises:
         ProcessLostError: one did not answer; the last line of its log stands in the message.
@@ -43,9 +48,10 @@ async def running_nodes(
     folder = Path(tempfile.mkdtemp(prefix="wm-bench-"))
     processes: list[asyncio.subprocess.Process] = []
     try:
-        yield [await _start(name, folder, options, processes) for name in names]
+        own = each or {}
+        yield [await _start(name, folder, [*options, *own.get(name, ())], processes) for name in names]
     finally:
-        await asyncio.shield(_end_all(processes, folder))
+        await asyncio.shield(_end_all(processes, folder, logs))
 
 
 async def _start(
@@ -103,7 +109,7 @@ async def _first_line(reader: IO[bytes]) -> str:
     return os.read(reader.fileno(), 4096).decode().strip()
 
 
-async def _end_all(processes: Sequence[asyncio.subprocess.Process], folder: Path) -> None:
+async def _end_all(processes: Sequence[asyncio.subprocess.Process], folder: Path, logs: Path | None) -> None:
     for process in processes:
         _signal(process, signal.SIGTERM)
     waits = [asyncio.create_task(process.wait()) for process in processes]
@@ -112,6 +118,13 @@ async def _end_all(processes: Sequence[asyncio.subprocess.Process], folder: Path
     for process in processes:
         _signal(process, signal.SIGKILL)
     await asyncio.gather(*waits)
+    await asyncio.to_thread(_clear, folder, logs)
+
+
+def _clear(folder: Path, logs: Path | None) -> None:
+    """Removes the nodes' folder; their logs stay in `logs`."""
+    for log in folder.glob("*.log") if logs is not None else ():
+        shutil.copy(log, logs or folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

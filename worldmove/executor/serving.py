@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 
 import uvloop
@@ -48,7 +49,17 @@ async def serve(channel: Channel[Request], work: Work) -> None:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(replies.put_nowait, (reply, fds))
 
-    threading.Thread(target=work, args=(tasks, answer), name="work", daemon=True).start()
+    def working() -> None:
+        try:
+            work(tasks, answer)
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            # Nobody works here any more: another process has to.
+            os._exit(1)
+
+    threading.Thread(target=working, name="work", daemon=True).start()
     sending = asyncio.create_task(_send(channel, replies))
     try:
         await channel.send(Ready(os.getpid()))

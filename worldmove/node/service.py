@@ -24,8 +24,8 @@ from worldmove.ledger import open_ledger
 from worldmove.ledger.base import Ledger
 from worldmove.ledger.lease import Liveness
 from worldmove.ledger.records import Claim, NodeInfo
-from worldmove.memory.arena import MemoryBudget
 from worldmove.node.admitting import Admission
+from worldmove.node.devices import Devices
 from worldmove.node.keepers import Keepers
 from worldmove.node.lease import Lease
 from worldmove.node.metrics import Metrics
@@ -42,7 +42,6 @@ from worldmove.tokens import TokenFile
 from worldmove.transport.pool import LanePool
 from worldmove.views import (
     BoundaryView,
-    DeviceView,
     DigestView,
     DryRun,
     LaneView,
@@ -91,8 +90,8 @@ class Node:
         self._tenure: Tenure | None = None
         self._tokens = TokenFile(settings.token_file) if settings.token_file else None
         self._tls = NodeTls.of(settings)
-        self._budget = MemoryBudget(settings.memory_limit)
-        self._executors = ExecutorPool(settings.executors, on_event=self._on_process_event)
+        self._devices = Devices(settings, self._on_process_event)
+        self._executors = self._devices.executors
         self._lanes = LanePool(
             stall_ms=int(settings.stall_ms),
             device=settings.lane_device,
@@ -123,13 +122,14 @@ class Node:
         self.incarnation = await self._ledger.claim(info)
         self._tenure = Tenure(self.settings.run_dir, self.incarnation)
         keeper = await self._keepers.start()
-        await self._executors.start()
-        await self._lanes.start()
+        await self._devices.start()
+        if self.settings.path != "local":
+            await self._lanes.start()
         await self._door.start()
         self._host = Host(
             socket_path=self.settings.socket_path,
             incarnation=self.incarnation,
-            arenas=self._budget,
+            arenas=self._devices,
             keeper=keeper,
             on_change=self._on_slot_change,
         )
@@ -239,10 +239,8 @@ class Node:
 
     async def ready(self) -> list[str]:
         """What is missing before moves can be accepted; empty when ready."""
-        missing = []
-        if len(self._executors.pids) < self.settings.executors:
-            missing.append("executors")
-        if not self._lanes.lanes:
+        missing = self._devices.missing()
+        if not self._lanes.lanes and self.settings.path != "local":
             missing.append("lanes")
         if self._ledger is None:
             return [*missing, "ledger"]
@@ -348,20 +346,13 @@ class Node:
 
     async def view(self) -> NodeView:
         """This node."""
-        host = DeviceView(
-            uuid="host",
-            kind="host",
-            name="host memory",
-            total_bytes=self._budget.total,
-            free_bytes=self._budget.free,
-        )
         return NodeView(
             name=self.name,
             incarnation=self.incarnation,
             version=version("worldmove"),
             url=self.url,
             boot_id=self._boot_id,
-            devices=(host,),
+            devices=await self._devices.views(),
             path_gbps=dict(self._rates),
             gate=self._gate.view(),
             lanes=tuple(
@@ -385,7 +376,7 @@ class Node:
             "moves_running": len(self._moves),
             "lanes": len(self._lanes.lanes),
             "executors": len(self._executors.pids),
-            "memory_free_bytes": self._budget.free,
+            "memory_free_bytes": self._devices.budget.free,
             "incarnation": self.incarnation,
         }
         return self._metrics.render(sessions=dict(states), gate=self._gate.view(), gauges=gauges)

@@ -11,9 +11,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from worldmove.cuda.memory import Device
 from worldmove.errors import ManifestError, NotFoundError, ValidationError
 from worldmove.ipc import map_shared
 from worldmove.manifest import RAW_DTYPES, Region, numpy_dtype
+from worldmove.sdk.gpu import GpuExtent, view
 
 Array = npt.NDArray[Any]
 
@@ -22,7 +24,7 @@ class Mapped(NamedTuple):
     """One region where it lies. The mapping lives as long as anybody has a view of it."""
 
     region: Region
-    mapping: mmap.mmap
+    mapping: mmap.mmap | GpuExtent
     offset: int
 
 
@@ -31,6 +33,7 @@ class RankMemory:
 
     def __init__(self) -> None:
         self._regions: dict[str, Mapped] = {}
+        self._devices: dict[str, Device] = {}
 
     def map(self, placed: Iterable[tuple[Region, int, int]], extents: Mapping[int, tuple[int, int]]) -> None:
         """Maps extents, populated, and places regions in them.
@@ -41,10 +44,32 @@ class RankMemory:
 
         Raises:
             TransportError: a descriptor is smaller than announced.
+            DeviceError: an extent on a GPU can't be mapped here.
         """
-        mappings = {index: map_shared(fd, nbytes, populate=True) for index, (fd, nbytes) in extents.items()}
+        placed = tuple(placed)
+        devices = {extent: region.device for region, extent, _ in placed}
+        mappings = {
+            index: self._map(devices.get(index, "host"), fd, nbytes)
+            for index, (fd, nbytes) in extents.items()
+        }
         for region, extent, offset in placed:
             self._regions[region.name] = Mapped(region, mappings[extent], offset)
+
+    def _map(self, device: str, fd: int, nbytes: int) -> mmap.mmap | GpuExtent:
+        if device == "host":
+            return map_shared(fd, nbytes, populate=True)
+        if device not in self._devices:
+            self._devices[device] = Device(device)
+        return GpuExtent(self._devices[device], fd, nbytes)
+
+    def synchronize(self) -> None:
+        """Returns when every GPU that owns regions has done all that this process gave it, on every stream.
+
+        Raises:
+            DeviceError: some of it failed: nothing can be said about the state.
+        """
+        for device in self._devices.values():
+            device.synchronize()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,21 +96,31 @@ class RankMemory:
         return mapped
 
     def array(self, name: str) -> Array:
-        """The region as a NumPy array: bf16 as uint16, fp8 as uint8."""
+        """The region as a NumPy array: bf16 as uint16, fp8 as uint8.
+
+        Raises:
+            ValidationError: it lies on a GPU.
+        """
         region, mapping, offset = self._mapped(name)
+        if isinstance(mapping, GpuExtent):
+            raise ValidationError(f"region {name!r} lies on a GPU, which NumPy can't view", field="like")
         return np.ndarray(region.shape, dtype=numpy_dtype(region.dtype), buffer=mapping, offset=offset)
 
-    def view(self, name: str, like: str) -> Any:
+    def view(self, name: str, like: str | None) -> Any:
         """The region as an array of another library.
 
         Args:
             name: of the region.
-            like: `numpy` or `torch`.
+            like: `numpy` or `torch` for host memory, `cupy` or `torch` for a GPU's; `None`: a NumPy array,
+                or a `GpuArray`.
 
         Raises:
-            ValidationError: the library is unknown, missing, or can't view host memory or this dtype.
+            ValidationError: the library is unknown, missing, or can't view such memory or this dtype.
         """
-        if like == "numpy":
+        region, mapping, offset = self._mapped(name)
+        if isinstance(mapping, GpuExtent):
+            return view(region, mapping, offset, like)
+        if like is None or like == "numpy":
             return self.array(name)
         if like == "cupy":
             raise ValidationError(

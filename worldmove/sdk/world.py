@@ -103,7 +103,7 @@ class Standby:
         self._memory = memory
         self._end = end
 
-    def tensor(self, name: str, like: str = "numpy") -> Any:
+    def tensor(self, name: str, like: str | None = None) -> Any:
         """A region of this rank: the same address that it has when the session arrives."""
         return self._memory.view(name, like)
 
@@ -237,12 +237,14 @@ class World:
         """Whether the world is not this process's any more."""
         return not self._open
 
-    def tensor(self, name: str, like: str = "numpy") -> Any:
+    def tensor(self, name: str, like: str | None = None) -> Any:
         """A region of this rank, to be written in place; its address stays.
 
         Args:
             name: of the region.
-            like: `numpy` (bf16 comes as uint16, fp8 as uint8) or `torch`.
+            like: `numpy` or `torch` for a region in host memory, `cupy` or `torch` for one on a GPU; if left
+                out, a NumPy array, or an object with `__cuda_array_interface__`. Other libraries than torch
+                see bf16 as uint16 and fp8 as uint8.
 
         Raises:
             NotFoundError: this rank has no such region.
@@ -266,6 +268,9 @@ class World:
     def boundary(self, host_state: HostState | Callable[[], HostState] = None) -> None:
         """Ends a block. Returns at once unless a move wants the state; then when the world may go on.
 
+        A world with regions on a GPU first waits until the GPU has done everything that this process gave
+        it: a boundary that is published is one that memory has reached, whatever becomes of this process.
+
         Args:
             host_state: what belongs to the state and lies in no region: bytes, which are kept at each
                 boundary, or a callable that is only asked when the state is wanted. With a callable the
@@ -275,8 +280,10 @@ class World:
             SessionMoved: the world has gone to its new owner; this one is closed.
             SessionEndedError: the session was ended at the node; the world is closed.
             ManifestError: the host state is longer than `host_state_bytes`; the boundary did not happen.
+            DeviceError: work on a GPU has failed; the boundary did not happen.
         """
         self._check_open()
+        self._memory.synchronize()
         block = self._block + 1
         lazy = None
         if callable(host_state):
@@ -301,6 +308,7 @@ class World:
         """Stops at a boundary until the node says what becomes of the world."""
         if lazy is not None:
             self._page.put_host_state(self._rank, block, lazy() or b"")
+            self._memory.synchronize()
         self._page.set_state(self._rank, RankState.STOPPED, now_ns=time.monotonic_ns())
         self.settle(Paused(block))
 

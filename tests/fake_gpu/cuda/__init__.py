@@ -1,0 +1,1 @@
+"""Stands in for CUDA's bindings where there is no GPU: see `driver`."""

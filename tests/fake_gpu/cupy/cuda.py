@@ -1,0 +1,89 @@
+"""Devices, streams and events that have nothing to wait for."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+
+class Device:
+    attributes = {"MultiProcessorCount": 4}  # noqa: RUF012 - CuPy's shape
+
+    def __init__(self, number=0):
+        self.number = number
+
+    def use(self):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+class Stream:
+    ptr = 0
+
+    def __init__(self, **_options):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+class Event:
+    def __init__(self, **_options):
+        pass
+
+    def record(self, stream=None):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+def get_current_stream():
+    return Stream()
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+class CUDADriverError(RuntimeError):
+    pass
+
+
+class CompileException(Exception):  # noqa: N818 - CuPy's name
+    pass
+
+
+class OutOfMemoryError(MemoryError):
+    pass
+
+
+def _copy(target, source, length, _direction, _stream):
+    ctypes.memmove(target, source, length)
+
+
+def _set(target, byte, length, _stream=0):
+    ctypes.memset(target, byte, length)
+
+
+runtime = SimpleNamespace(
+    CUDARuntimeError=CUDARuntimeError,
+    memcpyAsync=_copy,
+    memsetAsync=_set,
+    memset=_set,
+    getDeviceCount=lambda: 2,
+)
+driver = SimpleNamespace(CUDADriverError=CUDADriverError)
+compiler = SimpleNamespace(CompileException=CompileException)
+memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)

@@ -1,0 +1,101 @@
+"""Sessions on GPUs through real nodes. The GPUs are imagined (tests/fake_gpu): all but CUDA is tried here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+import pytest_asyncio
+
+from worldmove.bench.moves import shuttle
+from worldmove.bench.nodes import RunningNode, running_nodes
+from worldmove.client import AsyncClient
+from worldmove.errors import ManifestError, NoMemoryError
+from worldmove.manifest import Manifest, Region
+from worldmove.views import MigrationRequest, SessionSpec
+
+FAKE = Path(__file__).with_name("fake_gpu")
+ROOT = FAKE.parent.parent
+GPUS = [f"GPU-{byte * 4}-{byte * 2}-{byte * 2}-{byte * 2}-{byte * 6}" for byte in ("01", "02")]
+SHAPES = {"odd": ("5", "1,3,44444"), "small": ("40", "5120")}
+
+
+@pytest.fixture
+def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")]))
+
+
+@pytest_asyncio.fixture
+async def nodes(imagined: None, tmp_path: Path) -> AsyncIterator[list[RunningNode]]:
+    each = {"A": ["--gpus", GPUS[0]], "B": ["--gpus", GPUS[1]]}
+    options = ["--path", "local", "--executors", "1", "--log-level", "info"]
+    async with running_nodes(["A", "B"], options, each, tmp_path) as running:
+        yield running
+
+
+def programs(shape: str) -> list[tuple[str, ...]]:
+    return [("worldmove.bench.gpu_actor", gpu, *SHAPES[shape]) for gpu in GPUS]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_session_goes_from_gpu_to_gpu_and_back(nodes: list[RunningNode], shape: str) -> None:
+    """The actors compare every byte, in memory that was poisoned; see `bench.gpu_actor`."""
+    async with shuttle(nodes, 0, programs(shape)) as way:
+        for number in range(4):
+            receipt = (await way.move("local")).receipt
+            assert (receipt.path, receipt.destination) == ("local", "BA"[number % 2])
+            assert receipt.sent_bytes == receipt.state_bytes
+        async with AsyncClient(nodes[0].url) as client:
+            digest = await client.digest("bench")
+            assert digest.root
+
+
+async def test_a_node_shows_its_gpus(nodes: list[RunningNode]) -> None:
+    async with AsyncClient(nodes[1].url) as client:
+        view = await client.node()
+        assert [(device.uuid, device.kind) for device in view.devices] == [
+            ("host", "host"),
+            (GPUS[1], "cuda"),
+        ]
+        assert 0 < view.devices[1].free_bytes < view.devices[1].total_bytes
+        assert len(view.executors) == 2
+    async with httpx.AsyncClient() as plain:
+        assert (await plain.get(f"{nodes[1].url}/v1/readyz")).status_code == 200
+
+
+def spec(*devices: str, elements: int = 1000) -> SessionSpec:
+    regions = tuple(Region(f"r{n}", "uint8", (elements,), device=each) for n, each in enumerate(devices))
+    return SessionSpec(id="w", manifest=Manifest("m", regions, block_ms=20.0, horizon_ms=50.0))
+
+
+async def test_what_does_not_fit_on_a_gpu_is_refused_with_its_size(nodes: list[RunningNode]) -> None:
+    async with AsyncClient(nodes[0].url) as client:
+        with pytest.raises(NoMemoryError) as refused:
+            await client.register(spec(GPUS[0], elements=(1 << 30) + 1))
+        assert refused.value.details["required_bytes"] == (1 << 30) + (2 << 20)
+        assert refused.value.details["available_bytes"] == 1 << 29
+        assert (await client.register(spec(GPUS[0], "host"))).id == "w"
+
+
+async def test_a_device_that_a_node_has_not_is_named(nodes: list[RunningNode]) -> None:
+    async with AsyncClient(nodes[0].url) as client:
+        with pytest.raises(ManifestError, match=GPUS[0]):
+            await client.register(spec(GPUS[1]))
+        with pytest.raises(ManifestError, match="GPU-…"):
+            await client.register(spec("cuda:0"))
+
+
+async def test_a_session_moves_only_to_its_own_kind_of_memory(nodes: list[RunningNode]) -> None:
+    """Neither into a standby in host memory, nor over lanes."""
+    async with AsyncClient(nodes[0].url) as here, AsyncClient(nodes[1].url) as there:
+        await here.register(spec(GPUS[0]))
+        await there.open_standby(msgspec.structs.replace(spec("host"), id=None))
+        request = MigrationRequest(session_id="w", destination="B", live=False, allow_unattended=True)
+        verdict = await here.dry_run(msgspec.structs.replace(request, path="staged"))
+        assert (verdict.admissible, verdict.code) == (False, "validation")
+        verdict = await here.dry_run(msgspec.structs.replace(request, allow_unattended=False))
+        assert (verdict.admissible, verdict.code) == (False, "no-worker")

@@ -1,0 +1,114 @@
+"""The devices of one node: who works on their memory, and what sessions may still take of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from worldmove.config import Settings
+from worldmove.cuda.driver import DeviceInfo
+from worldmove.cuda.probe import driver_present, probe
+from worldmove.errors import ConfigError, WorldMoveError
+from worldmove.executor import kinds
+from worldmove.executor.crew import EventSink
+from worldmove.executor.devices import Executors
+from worldmove.executor.pool import ExecutorPool
+from worldmove.memory.arena import MemoryBudget
+from worldmove.views import DeviceView
+
+
+class Devices:
+    """Host memory, and the GPUs that the option `gpus` names. Gives out memory (`hosting.memory.Arenas`).
+
+    Attributes:
+        executors: of all devices; the GPUs' are there after `start`.
+        budget: of host memory. A GPU counts for itself: an allocation that doesn't fit is refused.
+    """
+
+    def __init__(self, settings: Settings, on_event: EventSink) -> None:
+        self.executors = Executors(ExecutorPool(settings.executors, on_event=on_event), {})
+        self.budget = MemoryBudget(settings.memory_limit)
+        self._settings = settings
+        self._on_event = on_event
+        self._found: dict[str, DeviceInfo] = {}
+
+    async def start(self) -> None:
+        """Finds the GPUs and starts all executors; returns when they take requests.
+
+        Raises:
+            ConfigError: a GPU that was named is not there.
+            DeviceError: there is a driver, and it can't be used.
+            ProcessLostError: an executor can't be started; none is left behind.
+        """
+        self._found = {device.uuid: device for device in await self._wanted()}
+        for uuid in self._found:
+            pool = ExecutorPool(1, nice=0, on_event=self._on_event, kind=kinds.gpu(uuid))
+            self.executors.gpus[uuid] = pool
+        await self.executors.start()
+
+    async def _wanted(self) -> list[DeviceInfo]:
+        named = self._settings.gpus
+        if named == "none" or (named == "auto" and not driver_present()):
+            return []
+        there = await probe()
+        if named == "auto":
+            return there
+        wanted = named.split(",")
+        found = [device for device in there if device.uuid in wanted]
+        if len(found) < len(wanted):
+            raise ConfigError(
+                f"gpus is {named!r}; allowed: {', '.join(device.uuid for device in there) or 'none'}",
+                option="gpus",
+                value=named,
+            )
+        return found
+
+    def missing(self) -> list[str]:
+        """What does not take requests now."""
+        lacking = [] if len(self.executors.host.pids) >= self._settings.executors else ["executors"]
+        return lacking + [
+            f"executor of {uuid}" for uuid, pool in self.executors.gpus.items() if not pool.pids
+        ]
+
+    async def views(self) -> tuple[DeviceView, ...]:
+        """Every device, with what sessions may still take of it; 0 where a GPU's executor can't say."""
+        host = DeviceView(
+            uuid="host",
+            kind="host",
+            name="host memory",
+            total_bytes=self.budget.total,
+            free_bytes=self.budget.free,
+        )
+        return (host, *[await self._view(device) for device in self._found.values()])
+
+    async def _view(self, device: DeviceInfo) -> DeviceView:
+        try:
+            free, _ = await self.executors.gpus[device.uuid].measure()
+        except WorldMoveError:
+            free = 0
+        return DeviceView(
+            uuid=device.uuid,
+            kind="cuda",
+            name=device.name,
+            total_bytes=device.total_bytes,
+            free_bytes=free,
+        )
+
+    async def allocate(self, sizes: Sequence[int], name: str) -> list[int]:
+        """See `MemoryBudget.allocate`."""
+        return await self.budget.allocate(sizes, name)
+
+    async def allocate_on(self, device: str, nbytes: int) -> int:
+        """An arena of zero bytes on a GPU; see `ExecutorPool.allocate`.
+
+        Raises:
+            ManifestError: this node has no such GPU.
+        """
+        return await self.executors.of(device).allocate(nbytes)
+
+    def adopt(self, nbytes: int) -> None:
+        """Counts host memory that a worker made itself."""
+        self.budget.adopt(nbytes)
+
+    def release(self, nbytes: int) -> None:
+        """Takes back what was counted of host memory."""
+        self.budget.release(nbytes)
