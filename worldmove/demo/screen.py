@@ -49,4 +49,4 @@ class Screen:
     def say(self, text: str, *, trouble: bool = False) -> None:
         """A line that stays; trouble is told even where a program reads."""
         if trouble or not self._quiet:
-            self._progress.console.print(text, markup=False, highlight=False)
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -106,6 +106,7 @@ _LEDGER: dict[Role, tuple[State, ...]] = {
     ),
 }
 _TALKING = (State.REJECTED, State.ABORTED, State.RELEASED)
+_IDLE: tuple[tuple[Role, State], ...] = ((_S, State.PREPARED), (_S, State.COMMITTED))
 
 
 class Fault(NamedTuple):
@@ -140,7 +141,7 @@ def possible(side: Role, phase: State, what: str) -> bool:
         "steal-token": lambda: side == _S and phase is State.ADMITTED,
         "cut": lambda: phase not in _TALKING,
         "mute": lambda: phase not in _TALKING,
-        "delay": lambda: phase not in _TALKING,
+        "delay": lambda: phase not in _TALKING and (side, phase) not in _IDLE,
     }
     if what in special:
         return special[what]()

@@ -1,0 +1,63 @@
+"""The soak itself, short: on real nodes, with faults, and what it leaves behind: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import wait_until_gone
+
+COMMAND = (sys.executable, "-m", "worldmove", "soak", "--nodes", "2", "--worlds", "1", "--state-mb", "2")
+
+
+def environment(folder: Path, mark: str) -> dict[str, str]:
+    return os.environ | {"TMPDIR": str(folder), "PYTEST_RUN_MARK": mark}
+
+
+def test_a_soak_finds_nothing_and_leaves_nothing(run_dir: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--moves", "6", "--seed", "11", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(run_dir, mark := "soak"),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["moves"] == found["committed"] + found["aborted"] + found["rejected"] == 6
+    assert found["torn"] == found["double_owned"] == found["leaked"] == found["lost"] == 0
+    assert (found["seed"], found["good"]) == (11, found["good_committed"])
+    assert sum(entry["moves"] for entry in found["by_fault"].values()) == 6 - found["good"] > 0
+    assert found["blocks"] > 20
+    assert found["duration_s"] > 0
+    assert wait_until_gone(mark, 15) == {}
+    assert list(run_dir.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_soak_that_is_stopped_leaves_nothing(run_dir: Path, number: signal.Signals) -> None:
+    mark = f"soak-{number.name}"
+    with subprocess.Popen(
+        [*COMMAND, "--moves", "500", "--seed", "12"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(run_dir, mark),
+        start_new_session=True,
+    ) as soak:
+        assert soak.stderr is not None
+        for line in soak.stderr:
+            if line.startswith("2:"):
+                break
+        soak.send_signal(number)
+        _, errors = soak.communicate(timeout=60)
+    assert soak.returncode == 130, errors
+    assert wait_until_gone(mark, 15) == {}
+    assert list(run_dir.iterdir()) == []
