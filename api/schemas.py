@@ -65,6 +65,7 @@ class StandbyBody(Body):
     block_ms: Milliseconds
     horizon_ms: Milliseconds
     host_state_bytes: Annotated[int, Field(strict=True, ge=0, le=MAX_HOST_STATE)] = 64 * 1024
+    snapshot_every: Annotated[int, Field(strict=True, ge=0, le=manifest.MAX_SNAPSHOT_EVERY)] = 0
     fingerprint: Fingerprint = {}
 
     def spec(self, session_id: str | None = None) -> SessionSpec:
@@ -92,6 +93,7 @@ class StandbyBody(Body):
             horizon_ms=self.horizon_ms,
             host_state_bytes=self.host_state_bytes,
             endpoint=self.endpoint,
+            snapshot_every=self.snapshot_every,
         )
         manifest.validate(made)
         return SessionSpec(manifest=made, fingerprint=dict(self.fingerprint), id=session_id)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -79,6 +80,15 @@ def arrived(fleet: Fleet, session: str, arriving: Future[Any], actor: Actor, twi
     assert fleet.owner(session) == actor.node.name
 
 
+def replaced(node: Node) -> subprocess.Popen[bytes]:
+    """Starts another process of a node beside the one that is there, which is returned."""
+    former = node.process
+    assert former is not None
+    node.client.close()
+    node.start()
+    return former
+
+
 def gone(pids: list[int]) -> None:
     """Lanes and executors of a dead node are gone."""
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "its processes are gone")
@@ -115,10 +125,7 @@ def test_a_stopped_incarnation_that_wakes_up_changes_nothing(fleet: Fleet) -> No
     old = fleet["A"]
     stands_by(fleet, "A")
     old.freeze()
-    frozen, url = old.process, old.url
-    assert frozen is not None
-    new = old.start()
-    assert new.url != url
+    frozen, new = replaced(old), old
     is_live(new, session)
     goes_on(actor, twin)
     os.kill(frozen.pid, signal.SIGCONT)
@@ -138,14 +145,12 @@ def test_what_a_stopped_destination_would_write_is_ended_before_its_memory_is_le
     session, actor, twin = begins(fleet, "late")
     target, arriving = stands_by(fleet, "B")
     node = fleet["B"]
-    frozen = node.process
-    assert frozen is not None
     asyncio.run(order(node.run_dir, arm="destination.copying.stop"))
     request = MigrationRequest(session_id=session, destination="B", path="staged")
     move = fleet["A"].client.migrate(request)
     until(lambda: stat(node.pid) == "T", "the destination has stopped")
-    pids = [frozen.pid, *(pid for pid in fleet.processes() if parent(pid) == frozen.pid)]
-    node.start()
+    pids = [pid for pid in fleet.processes() if parent(pid) == node.pid]
+    frozen = replaced(node)
     until(lambda: [one.state for one in node.view().standbys] == ["attached"], "the standby waits again")
     # The standby is lent out again only when nothing of the former one is left that could write.
     assert frozen.wait() == -signal.SIGKILL
@@ -164,9 +169,8 @@ def parent(pid: int) -> int:
 def test_a_second_node_of_the_name_takes_over_from_one_that_runs(fleet: Fleet) -> None:
     """A rolling upgrade without a gap: the old one sees that it is fenced, and goes."""
     session, actor, twin = begins(fleet, "upgraded")
-    old = fleet["A"].process
-    assert old is not None
-    node = fleet["A"].start()
+    node = fleet["A"]
+    old = replaced(node)
     assert old.wait(PATIENCE_S) == 4
     is_live(node, session)
     goes_on(actor, twin)

@@ -34,6 +34,7 @@ MAX_DTYPE = 32
 MAX_DEVICE = 64
 MAX_REGION_BYTES = 1 << 40
 MAX_SESSION_BYTES = 1 << 42
+MAX_SNAPSHOT_EVERY = 1_000_000
 MAX_HOST_STATE = 4 * 1024 * 1024
 MAX_HOST_STATES = 6 * 1024 * 1024
 """All ranks' host states together: they travel in one message, in the pause."""
@@ -86,7 +87,10 @@ class Region(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The frozen, revisioned description of a session's regions."""
+    """The frozen, revisioned description of a session's regions.
+
+    `snapshot_every`: blocks from one spare copy of its state to the next, 0 for none.
+    """
 
     model: str
     regions: tuple[Region, ...]
@@ -95,6 +99,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     host_state_bytes: int = 64 * 1024
     endpoint: str | None = None
     revision: int = 1
+    snapshot_every: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -279,6 +284,11 @@ def _check_session(manifest: Manifest) -> None:
             raise ManifestError(
                 f"{name} is {value}; a finite number of milliseconds above 0 is allowed", field=name
             )
+    if not 0 <= manifest.snapshot_every <= MAX_SNAPSHOT_EVERY:
+        raise ManifestError(
+            f"snapshot_every is {manifest.snapshot_every}; 0 to {MAX_SNAPSHOT_EVERY} blocks are allowed",
+            field="snapshot_every",
+        )
     if not 0 <= manifest.host_state_bytes <= MAX_HOST_STATE:
         raise ManifestError(
             f"host_state_bytes is {manifest.host_state_bytes}; 0 to {MAX_HOST_STATE} are allowed",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from worldmove import messages as m
@@ -63,6 +63,7 @@ class Session:
             ranks=len(manifest.ranks),
             block_ms=manifest.block_ms,
             horizon_ms=manifest.horizon_ms,
+            snapshot_block=self.slot.spare.block if self.slot.spare is not None else None,
             endpoint=self.record.endpoint,
             migration_id=self.move.move_id if self.move is not None else None,
         )
@@ -142,10 +143,13 @@ class Berth:
 
 
 class SessionBook:
-    """All sessions of a node by id, and the feed of each."""
+    """All sessions of a node by id, and the feed of each. `on_added` hears of each that begins here."""
 
-    def __init__(self, node: str, url: str, host: Host) -> None:
+    def __init__(
+        self, node: str, url: str, host: Host, on_added: Callable[[Session], None] | None = None
+    ) -> None:
         self.host = host
+        self._on_added = on_added
         self._node = node
         self._url = url
         self._sessions: dict[str, Session] = {}
@@ -167,6 +171,8 @@ class SessionBook:
         self._sessions[record.session_id] = session
         self.feed(record.session_id).open()
         self.publish(session, "registered")
+        if self._on_added is not None:
+            self._on_added(session)
         return session
 
     def remove(self, session: Session, answer: Moved | Ended) -> None:

@@ -69,6 +69,7 @@ class SessionView(View, frozen=True, kw_only=True):
     block_ms: float
     horizon_ms: float
     dirty_bytes_per_s: float | None = None
+    snapshot_block: int | None = None
     endpoint: str | None = None
     migration_id: str | None = None
 

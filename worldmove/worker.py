@@ -99,6 +99,7 @@ class Worker:
         endpoint: str | None = None,
         fingerprint: Mapping[str, str] | None = None,
         rank: int = 0,
+        snapshot_every: int = 0,
     ) -> World:
         """Registers a new session; its memory is zero, its block 0.
 
@@ -113,6 +114,8 @@ class Worker:
             fingerprint: what must be equal on a destination, best from `worldmove.fingerprint.collect`;
                 if left out, that of this process.
             rank: which one this process is; the others use `world.tickets` with `join`.
+            snapshot_every: blocks from one spare copy of the state to the next; the world can then be taken
+                up from there when its workers die inside a block. Takes the state's memory again. 0: none.
 
         Raises:
             SessionExistsError, ManifestError, NoMemoryError, UnauthorizedError: the node refused.
@@ -121,6 +124,8 @@ class Worker:
         manifest = _manifest(
             model, regions, block_ms, horizon_ms, host_state_bytes=host_state_bytes, endpoint=endpoint
         )
+        manifest = msgspec.structs.replace(manifest, snapshot_every=snapshot_every)
+        validate(manifest)
         body = _body(manifest, fingerprint)
         if id is not None:
             body["id"] = id
@@ -263,6 +268,8 @@ def _body(manifest: Manifest, fingerprint: Mapping[str, str] | None) -> dict[str
         "host_state_bytes": manifest.host_state_bytes,
         "fingerprint": dict(fingerprint),
     }
+    if manifest.snapshot_every:
+        body["snapshot_every"] = manifest.snapshot_every
     if manifest.endpoint is not None:
         body["endpoint"] = manifest.endpoint
     return body

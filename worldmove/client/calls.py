@@ -72,6 +72,7 @@ def _registration(spec: SessionSpec) -> dict[str, Any]:
         "block_ms": manifest.block_ms,
         "horizon_ms": manifest.horizon_ms,
         "host_state_bytes": manifest.host_state_bytes,
+        "snapshot_every": manifest.snapshot_every or None,
         "fingerprint": spec.fingerprint,
     }
     return {name: value for name, value in body.items() if value is not None}

@@ -41,7 +41,6 @@ from worldmove.tasks import Tasks
 from worldmove.views import SessionSpec, Ticket
 
 log = structlog.get_logger(__name__)
-
 RETRY_AFTER_MS = 1000
 
 
@@ -81,6 +80,11 @@ class Host:
         self._door = Door(socket_path, self)
         self._freeing = Tasks(self._not_freed)
         self._owner = Owner(self._changed, self._discard)
+
+    @property
+    def arenas(self) -> Arenas:
+        """Who allocates and counts memory."""
+        return self._arenas
 
     def start(self) -> None:
         """Opens the door. Call `recover` first where a former incarnation may have left slots.
@@ -173,7 +177,7 @@ class Host:
             except WorldMoveError as error:
                 log.warning("slot.unreadable", slot=record.id, code=error.code, reason=error.message)
                 continue
-            self._arenas.adopt(slot.holding.counted_bytes)
+            self._arenas.adopt(slot.counted_bytes)
             self._slots[slot.key] = slot
             table = self.standbys if slot.session_id is None else self.sessions
             table[slot.id] = slot

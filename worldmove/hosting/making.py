@@ -10,6 +10,7 @@ from worldmove.hosting.memory import Holding
 from worldmove.hosting.pages import Pages
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.slots import Slot, SlotRecord
+from worldmove.hosting.spare import Spare
 from worldmove.ipc import close_all
 from worldmove.manifest import LeafMap, Manifest
 from worldmove.page.control import ControlPage, create_page
@@ -62,6 +63,7 @@ def restore_slot(record: SlotRecord, fds: Sequence[int], incarnation: int, owner
         FramingError: the descriptors are not what the record says; they are closed.
     """
     former, extents = fds[: record.pages], fds[record.pages :]
+    extents, spares = extents[: len(record.extents)], extents[len(record.extents) :]
     try:
         with_page = ControlPage(former[0])
         # The record follows the page, which is written at once: an adoption stands there first.
@@ -73,6 +75,12 @@ def restore_slot(record: SlotRecord, fds: Sequence[int], incarnation: int, owner
     try:
         pages = _pages(record.manifest, incarnation, epoch, session_id, former)
     except BaseException:
+        close_all([*extents, *spares])
+        raise
+    try:
+        spare = Spare.restore(record.spare, spares) if record.spare is not None else None
+    except BaseException:
+        pages.close()
         close_all(extents)
         raise
     for rank in range(pages.page.ranks):
@@ -101,7 +109,7 @@ def restore_slot(record: SlotRecord, fds: Sequence[int], incarnation: int, owner
         on_change=owner.on_change,
         discard=owner.discard,
     )
-    slot.bound = record.bound
+    slot.bound, slot.spare = record.bound, spare
     return slot
 
 

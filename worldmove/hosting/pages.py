@@ -113,6 +113,18 @@ class Pages:
             self.page.publish(rank, block)
             self.page.set_state(rank, RankState.STOPPED)
 
+    def go_back(self, block: int, host_states: Sequence[bytes]) -> None:
+        """Memory has been brought back to an earlier boundary: ranks without workers stand there from now on.
+
+        Raises:
+            ConflictError: a living process has a rank in its hands.
+        """
+        hands = [rank for rank in range(self.page.ranks) if self.occupied(rank)]
+        if hands:
+            raise ConflictError(f"ranks {hands} are in the hands of workers", ranks=hands)
+        self.forget_former()
+        self.load(block, host_states)
+
     def look_back(self, rank: int) -> None:
         """Brings what a rank wrote last, in whichever page, into the page in force.
 

@@ -101,8 +101,8 @@ class Shelf:
         async with lock:
             if self._keeper is None or slot.key in self._gone:
                 return
-            with slot.pinned() as holding:
-                fds = [*slot.pages.fds, *holding.fds]
+            with slot.pinned():
+                fds = list(slot.all_fds)
                 chunks = [fds[at : at + FDS_PER_KEY] for at in range(0, len(fds), FDS_PER_KEY)]
                 before = self._parts.get(slot.key, 0)
                 self._parts[slot.key] = max(before, len(chunks))
@@ -181,8 +181,13 @@ class Shelf:
 
 
 def _check_whole(key: str, record: SlotRecord | None, fds: Sequence[int]) -> None:
-    if record is None or record.pages < 1 or len(fds) != record.pages + len(record.extents):
+    if record is None or record.pages < 1 or len(fds) != _descriptors(record):
         raise FramingError(f"slot {key} is not whole")
+
+
+def _descriptors(record: SlotRecord) -> int:
+    spare = 1 + len(record.spare.extents) if record.spare is not None else 0
+    return record.pages + len(record.extents) + spare
 
 
 def _key(slot: str, part: int) -> str:

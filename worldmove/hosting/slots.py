@@ -15,6 +15,7 @@ from worldmove.errors import ManifestError, ProtocolError
 from worldmove.hosting.memory import Arenas, Holding, retired, revised
 from worldmove.hosting.pages import Pages
 from worldmove.hosting.ranks import Change, Ranks
+from worldmove.hosting.spare import Spare, SpareRecord
 from worldmove.ipc import close_all
 from worldmove.manifest import Extent, LeafMap, Manifest, Place
 from worldmove.page.messages import Adopted, Revise
@@ -23,7 +24,8 @@ from worldmove.page.messages import Adopted, Revise
 class SlotRecord(msgspec.Struct, frozen=True):
     """What the keeper holds beside the descriptors, so that a slot outlives its node.
 
-    The first `pages` descriptors are control pages, the newest first; those of the extents follow.
+    The first `pages` descriptors are control pages, the newest first; those of the extents follow, then those
+    of the spare copy.
     """
 
     key: str
@@ -39,6 +41,7 @@ class SlotRecord(msgspec.Struct, frozen=True):
     counted: tuple[bool, ...]
     secrets: tuple[str, ...]
     revisions: tuple[int, ...]
+    spare: SpareRecord | None = None
 
     def __repr__(self) -> str:
         return f"SlotRecord(key={self.key!r}, id={self.id!r})"
@@ -56,6 +59,7 @@ class Slot:
         ranks: its workers.
         pages: the control page that they share with the node, and former ones.
         revisions: how many of each rank have been taken in.
+        spare: the copy of its last snapshot, if it is to have one.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Slot:
         self.id = slot_id
         self.session_id = session_id
         self.bound: str | None = None
+        self.spare: Spare | None = None
         self.seed = seed
         self.fingerprint = dict(fingerprint)
         self.pages = pages
@@ -96,6 +101,25 @@ class Slot:
     def __repr__(self) -> str:
         kind = "standby" if self.session_id is None else "session"
         return f"<Slot {kind} {self.id!r} revision {self.manifest.revision}>"
+
+    @property
+    def all_fds(self) -> tuple[int, ...]:
+        """Everything that the keeper holds, as `SlotRecord` says."""
+        spare = self.spare.fds if self.spare is not None else ()
+        return (*self.pages.fds, *self._holding.fds, *spare)
+
+    @property
+    def counted_bytes(self) -> int:
+        """Bytes that the budget counts."""
+        spare = self.spare.holding.counted_bytes if self.spare is not None else 0
+        return self._holding.counted_bytes + spare
+
+    def give_spare(self, spare: Spare | None, arenas: Arenas) -> None:
+        """Another spare copy takes the place of the one that there is."""
+        old, self.spare = self.spare, spare
+        if old is not None:
+            self._unused += old.close(arenas)
+            self._sweep()
 
     @property
     def holding(self) -> Holding:
@@ -193,6 +217,7 @@ class Slot:
             block_ms=session.block_ms,
             horizon_ms=session.horizon_ms,
             endpoint=mine.endpoint or session.endpoint,
+            snapshot_every=session.snapshot_every,
         )
         self._holding = dataclasses.replace(self._holding, manifest=manifest)
         self.ranks.page.revision = manifest.revision
@@ -214,10 +239,12 @@ class Slot:
             counted=holding.counted,
             secrets=self.secrets,
             revisions=tuple(self.revisions),
+            spare=self.spare.record if self.spare is not None else None,
         )
 
     def close(self, arenas: Arenas) -> None:
         """Gives up this node's descriptors, once nothing pins them; the workers' own stay theirs."""
+        self.give_spare(None, arenas)
         arenas.release(self._holding.counted_bytes)
         self._unused += self._holding.fds
         self._sweep()

@@ -61,6 +61,13 @@ class Metrics:
             namespace=name,
             registry=self.registry,
         )
+        self._snapshot = Histogram(
+            "snapshot_milliseconds",
+            "How long a world stood for its spare copy.",
+            namespace=name,
+            registry=self.registry,
+            buckets=PAUSE_BUCKETS,
+        )
         self._sessions = Gauge(
             "sessions", "Sessions here.", ["state"], namespace=name, registry=self.registry
         )
@@ -103,6 +110,10 @@ class Metrics:
     def process_lost(self, kind: str) -> None:
         """Counts an executor, lane or keeper that ended while the node lives; another one takes its place."""
         self._lost.labels(kind=kind).inc()
+
+    def snapshot_taken(self, milliseconds: float) -> None:
+        """Counts a snapshot by how long its world stood."""
+        self._snapshot.observe(milliseconds)
 
     def recovered(self, kind: str) -> None:
         """Counts a session or standby that a former incarnation left."""

@@ -99,19 +99,25 @@ class Recovery:
         if record is None or record.epoch < slot.ranks.page.epoch:
             return self._doubted(waiting, record)
         if record.phase == "ended":
-            self._host.close_slot(slot, Ended("the session has ended"))
-            return True
+            return self._dismissed(slot, Ended("the session has ended"))
         if record.move is not None and record.phase in ("moving", "committed"):
             record = await self._unfinished(slot, record)
         if record.owner != claim.name:
-            self._host.close_slot(slot, Moved(record.owner, record.endpoint))
-            return True
+            return self._dismissed(slot, Moved(record.owner, record.endpoint))
         if record.phase == "committed":
             return False
         record = await self._retaken(record)
         slot.ranks.page.epoch = record.epoch
         self._book.add(slot, record)
         slot.ranks.unfence()
+        return True
+
+    def _dismissed(self, slot: Slot, answer: Moved | Ended) -> bool:
+        """Ends a slot here; not before its workers have come and heard it, who may still generate."""
+        slot.ranks.finish(answer)
+        if any(slot.pages.occupied(rank) for rank in range(slot.pages.page.ranks)):
+            return False
+        self._host.close_slot(slot, answer)
         return True
 
     def _doubted(self, waiting: Unsettled, record: SessionRecord | None) -> bool:

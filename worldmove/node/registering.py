@@ -20,6 +20,7 @@ from worldmove.ledger.records import NodeInfo, SessionRecord
 from worldmove.manifest import MAX_NAME, validate
 from worldmove.node.recovery import Recovery
 from worldmove.node.resolving import Decision, Resolver
+from worldmove.node.snapshots import Snapshots
 from worldmove.page.messages import Ended
 from worldmove.reading import Reader
 from worldmove.sessions import Session, SessionBook
@@ -43,7 +44,15 @@ REST_LEASE_BLOCKS = 20
 class Registrar:
     """Everything about sessions that is no move."""
 
-    def __init__(self, services: Services, host: Host, book: SessionBook, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        services: Services,
+        host: Host,
+        book: SessionBook,
+        recovery: Recovery,
+        snapshots: Snapshots,
+    ) -> None:
+        self._snapshots = snapshots
         self._services = services
         self._host = host
         self._book = book
@@ -74,6 +83,7 @@ class Registrar:
         # Epoch 0 until the ledger has it: a page of a later epoch without a record means a lost ledger.
         slot, tickets = await self._host.open_session(spec, session_id, 0)
         try:
+            await self._snapshots.reserve(slot)
             record = await self._services.ledger.create(proposed)
         except BaseException:
             self._host.close_slot(slot, Ended("the registration failed"))
@@ -102,7 +112,7 @@ class Registrar:
 
     async def attach(self, session_id: str, fingerprint: Mapping[str, str]) -> Registration:
         """Tickets for another worker of an unattended session; raises as `Host.attach`."""
-        await self._held(session_id)
+        await self._snapshots.mend(await self._held(session_id))
         _slot, tickets = self._host.attach(session_id, fingerprint)
         session = await self._held(session_id)
         return self._registration(session_id, session.record.epoch, tickets)

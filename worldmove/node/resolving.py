@@ -55,7 +55,7 @@ class Resolver:
         known = slot.ranks.page.epoch
         base = record or SessionRecord(
             session_id=session_id,
-            epoch=known + 1,
+            epoch=known,
             owner=claim.name,
             incarnation=claim.incarnation,
             model=slot.manifest.model,
@@ -69,6 +69,9 @@ class Resolver:
         log.warning("resolved by an operator", session=session_id, decision=decision, epoch=new.epoch)
         await self._services.ledger.resolve(record, new)
         waiting.look.set()
+        if decision == "end":
+            # Its workers hear it when they come; a stopped one may never.
+            return
         try:
             async with asyncio.timeout(SETTLE_S):
                 await waiting.settled.wait()

@@ -34,6 +34,7 @@ from worldmove.node.recovery import Recovery
 from worldmove.node.registering import Registrar
 from worldmove.node.resolving import Decision
 from worldmove.node.showing import boot_id, standby_views
+from worldmove.node.snapshots import Snapshots
 from worldmove.node.tenure import Tenure
 from worldmove.sessions import SessionBook
 from worldmove.tasks import Tasks
@@ -107,6 +108,7 @@ class Node:
         self._lost: set[str] = set()
         self._recovery: Recovery
         self._registrar: Registrar
+        self._snapshots: Snapshots
         self._moves: Moves
 
     async def start(self) -> None:
@@ -133,7 +135,9 @@ class Node:
             keeper=keeper,
             on_change=self._on_slot_change,
         )
-        self._book = SessionBook(self.name, self.url, self._host)
+        self._book = SessionBook(
+            self.name, self.url, self._host, lambda session: self._snapshots.watch(self._book, session)
+        )
         self._compose(self._ledger, self._host, self._tenure)
         found = await self._recovery.found()
         for slot in found:
@@ -177,7 +181,8 @@ class Node:
         )
         self._gate = services.gate
         self._recovery = Recovery(services, host, self._book, tenure.alone)
-        self._registrar = Registrar(services, host, self._book, self._recovery)
+        self._snapshots = Snapshots(services, host, tenure.alone, self._metrics.snapshot_taken)
+        self._registrar = Registrar(services, host, self._book, self._recovery, self._snapshots)
         admission = Admission(self.settings, self._boot_id, host, self._book)
         self._moves = Moves(
             services,
@@ -224,6 +229,8 @@ class Node:
 
     async def _stop(self) -> None:
         await self._tasks.cancel()
+        if self._host is not None:
+            await self._snapshots.close()
         if self._faults is not None:
             await self._faults.close()
         await self._door.close()
