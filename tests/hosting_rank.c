@@ -59,7 +59,12 @@ int main(int argc, char **argv) {
         rank->stopped_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
         rank->state = WM_STOPPED;
         if (send(socket_fd, packet, paused(block), 0) < 0) return 5;
-        ssize_t got = recv(socket_fd, packet, sizeof packet, 0);
+        ssize_t got;
+        char *ping;
+        while ((got = recv(socket_fd, packet, sizeof packet, 0)) > 0 && (ping = memmem(packet, (size_t)got, "ping", 4))) {
+            ping[1] = 'o';
+            if (send(socket_fd, packet, (size_t)got, 0) < 0) return 5;
+        }
         if (got <= 0) return 6;
         if (said(got, "moved")) return 0;
         if (!said(got, "resume") && !said(got, "advance")) return 7;

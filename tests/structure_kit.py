@@ -46,6 +46,7 @@ ORDER = (
     "feed",
     "sessions",
     "driver",
+    "opening",
     "receipts",
     "source",
     "destination",

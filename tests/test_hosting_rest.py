@@ -144,6 +144,8 @@ async def test_a_worker_that_takes_over_ends_the_call(kit: HostKit) -> None:
         def answer(self, message: object) -> None:
             assert isinstance(message, Resume)
 
+        def ping(self, number: int) -> None: ...
+
         def close(self) -> None: ...
 
     slot.ranks.attach(0, Other(), stopped=2)

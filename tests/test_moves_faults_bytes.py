@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from fault_kit import SLOW, Arena, Pair
 from fleet_kit import Fleet
+from fleet_node import PATIENCE_S
 
 from worldmove.views import Damage
 
@@ -46,7 +47,10 @@ def test_flipped_in_the_destination_s_memory(fleet: Fleet) -> None:
     pair = Pair(fleet, names=("once", "honest"))
     pair.replace_target(wait=False)
     pair.halt()
+    # Its stack looks for a world now and then, and does something else in between.
+    looking = pair.target.tell("wait", timeout_s=1.0)
     move = pair.ask()
+    assert looking.result(PATIENCE_S) is None
     pair.see(move, "pausing")
     region = next(region for region in pair.regions if region.name == "layer0.v")
     at = region.nbytes - 3 * region.leaf_bytes // 2

@@ -11,6 +11,8 @@ import pytest
 from fault_kit import SLOW, Pair, Pulse, Stage, gone
 from fleet_kit import ActorError, Fleet, Node, until
 
+from worldmove.errors import NoWorkerError
+
 SIGNALS = pytest.mark.parametrize("number", [SIGKILL, SIGSTOP], ids=["killed", "stopped"])
 SIDES = pytest.mark.parametrize("side", ["source", "destination"])
 
@@ -85,19 +87,32 @@ def test_the_standby_s_worker_killed(stage: Stage) -> None:
         pair.goes_over()
 
 
-def test_the_standby_s_worker_stopped(stage: Stage) -> None:
-    """It has all that it needs in its memory: once it runs again it has the world, and nobody else had."""
+@pytest.mark.parametrize("live", [True, False], ids=["live", "paused"])
+def test_the_standby_s_worker_stopped(stage: Stage, live: bool) -> None:
+    """Nothing is committed to a worker that gives no sign of life, and nothing sent until it gives one."""
     with stage.pair() as pair:
-        move = pair.begin(live=False)
+        move = pair.begin(live=live)
         pair.target.freeze()
-        view = pair.end(move)
-        assert view.state == "released", view
-        assert not pair.arriving.done()
-        assert pair.source.event("moved")["destination"] == pair.there
-        assert pair.to.client.session(pair.session).owner == pair.there
-        pair.source.events.append({"event": "moved", "block": view.receipt.block, "destination": pair.there})
+        view = pair.aborts(move, "worker-lost")
+        assert "ranks [0]" in str(view.reason)
+        pair.goes_on()
+        until(lambda: [one.state for one in pair.to.view().standbys] == ["silent"], "nobody may have it")
+        with pytest.raises(NoWorkerError, match=r"no sign of life.*\[0\]"):
+            pair.ask()
         pair.target.thaw()
-        pair.arrived()
+        pair.unharmed()
+        pair.goes_over()
+
+
+def test_a_standby_s_worker_that_sleeps_is_refused_before_a_byte_moves(stage: Stage) -> None:
+    with stage.pair() as pair:
+        pair.target.freeze()
+        with pytest.raises(NoWorkerError, match="no sign of life"):
+            pair.ask()
+        assert pair.to.client.session(pair.session).owner == pair.here
+        pair.target.thaw()
+        pair.unharmed()
+        pair.goes_over()
 
 
 def test_the_world_s_worker_killed(stage: Stage) -> None:

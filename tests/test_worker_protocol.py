@@ -109,6 +109,7 @@ async def test_a_rank_in_c_lives_by_the_page(rank_in_c: Path, run_dir: Path) -> 
                 pause = await slot.ranks.pause(10)
                 assert region_bytes(slot, "k") == bytes([pause.block % 251]) * SIZE
                 assert pause.host_states == (str(pause.block).encode(),)
+                await slot.ranks.roll.ask(10)
                 pause.resume()
             (await slot.ranks.pause(10)).moved("B", None)
             assert await rank.wait() == 0

@@ -9,22 +9,26 @@ from collections.abc import Awaitable, Callable
 
 from worldmove import messages as m
 from worldmove import protocol as p
-from worldmove.descriptors import fetch
 from worldmove.driver import Driver, Perform, Services
-from worldmove.errors import FramingError, LostRaceError, NoWorkerError, PeerError, WorldMoveError
+from worldmove.errors import (
+    DeadlineError,
+    LostRaceError,
+    NoWorkerError,
+    PeerError,
+    WorldMoveError,
+)
 from worldmove.hosting.slots import Slot
 from worldmove.inbound import Inbound
-from worldmove.ipc import close_all
 from worldmove.ledger import records
 from worldmove.ledger.records import SessionRecord
 from worldmove.machine import Role
-from worldmove.paths import LocalPath, Path, StagedPath, foreign_memory
+from worldmove.opening import Opening
+from worldmove.paths import Path
 from worldmove.protocol import State
 from worldmove.reading import Reader
 from worldmove.receipts import now_text
 from worldmove.rounds import RoundPolicy
 from worldmove.sessions import Berth
-from worldmove.transport.pool import LaneRegion
 
 RECLAIM_POLL_S = 0.05
 RATED_BYTES = 16 << 20
@@ -60,6 +64,7 @@ class DestinationMove(Driver):
         self._pins = contextlib.ExitStack()
         self._wiping: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._verified_at = 0.0
         self._committed_at = 0.0
 
@@ -100,6 +105,20 @@ class DestinationMove(Driver):
             p.Finish: self._finish,
         }
 
+    def _handle(self, event: object) -> None:
+        super()._handle(event)
+        if isinstance(event, m.Sealed) and self.machine.state in (State.FINISHING, State.VERIFYING):
+            # The keeper takes its time beside the last bytes.
+            self._keeping = self._work.spawn(self._bound().keep())
+
+    async def _hear_worker(self) -> None:
+        """Nothing is committed to a worker that gives no sign of life: its world would stand."""
+        try:
+            await self._bound().answer(self.services.settings.peer_timeout_ms / 1000)
+        except (DeadlineError, NoWorkerError) as error:
+            self.fail("worker-lost", f"the standby's worker: {error.message}")
+            raise
+
     async def _admit(self, action: p.Admit) -> None:
         try:
             berth = await self._admit_berth(action.hello)
@@ -134,50 +153,13 @@ class DestinationMove(Driver):
         self._record = record
         self._reader = Reader(self._bound().memory, self.services.executors, self.hello.seed)
         await self._reader.open()
-        begin = action.begin
-        if self._bound().path == "local":
-            self._path = await self._open_local(begin, self._reader)
-        else:
-            self._path = await self._open_staged(begin)
+        opening = Opening(self.services, self.hello, action.begin)
+        near = self._bound().path == "local"
+        self._path = await (opening.local(self._reader) if near else opening.staged(self._bound().memory))
         self._path.lost.add_done_callback(self._on_path_lost)
         self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed)
         await self._inbound.open()
         self.post(p.PathReady())
-
-    async def _open_local(self, begin: m.Begin, target: Reader) -> Path:
-        if begin.socket is None or begin.token is None:
-            raise FramingError("begin names no socket for descriptors, the local path needs one")
-        timeout_ms = int(self.services.settings.peer_timeout_ms)
-        fds = await fetch(begin.socket, begin.token, len(begin.extent_bytes), timeout_ms)
-        try:
-            holding = foreign_memory(self.hello.manifest, begin, fds)
-            source = Reader(holding, self.services.executors, self.hello.seed)
-            await source.open(writable=False, towards=target.memory)
-        finally:
-            close_all(fds)
-        return LocalPath(source, target)
-
-    async def _open_staged(self, begin: m.Begin) -> Path:
-        memory = self._bound().memory
-        extents = [(fd, extent.nbytes) for fd, extent in zip(memory.fds, memory.extents, strict=True)]
-        regions = [
-            LaneRegion(place.extent, place.offset, region.nbytes)
-            for place, region in zip(memory.places, memory.manifest.regions, strict=True)
-        ]
-        timeout_ms = int(self.services.settings.peer_timeout_ms)
-        if not begin.lanes:
-            raise FramingError("begin offers no lanes, the staged path needs one")
-        lanes = []
-        try:
-            for offer in begin.lanes[: self.services.settings.lanes]:
-                lane = await self.services.lanes.lease(self.move_id, extents, regions, writable=True)
-                lanes.append(lane)
-                await lane.connect(offer.host, offer.port, offer.token, timeout_ms)
-        except BaseException:
-            for lane in lanes:
-                lane.abort()
-            raise
-        return StagedPath(lanes, self.services.gate)
 
     def _on_path_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
         if not future.cancelled() and not self.machine.facts.complete:
@@ -221,6 +203,7 @@ class DestinationMove(Driver):
             self.post(p.DamageFound(leaves=int(damaged.size)))
             return
         sealed = action.sealed
+        ready = {self._work.spawn(self._hear_worker()), *([self._keeping] if self._keeping else [])}
         found = await inbound.root(
             session_id=self.session_id,
             epoch=self.hello.epoch,
@@ -231,7 +214,9 @@ class DestinationMove(Driver):
             self.fail("root-mismatch", "leaf tables are equal and the roots are not: the seal is damaged")
             return
         self._bound().load(sealed.block, sealed.host_states)
-        await self._bound().keep()
+        await asyncio.wait(ready)
+        if not all(_done_well(task) for task in ready):
+            return  # whoever failed has given the move up
         self._verified_at = time.monotonic()
         count = inbound.count
         verified = m.Verified(
@@ -389,3 +374,7 @@ class DestinationMove(Driver):
             await self._reader.close()
         if self._berth is not None:
             self._berth.vacate()
+
+
+def _done_well(task: asyncio.Task[None]) -> bool:
+    return not task.cancelled() and task.exception() is None

@@ -124,6 +124,14 @@ class Berth:
         """Before the commit: returns when the keeper has all that another incarnation needs to adopt."""
         await self._book.host.keep(self.slot)
 
+    async def answer(self, timeout_s: float) -> None:
+        """Before the commit: returns when every worker has given a sign of life; raises as `RollCall.ask`.
+
+        Memory without a worker has nobody to ask.
+        """
+        if not self._bare:
+            await self.slot.ranks.roll.ask(timeout_s)
+
     def install(self, record: SessionRecord, hello: m.Hello) -> None:
         """The record says `adopted`: the slot is the session's, and its worker may generate."""
         host = self._book.host

@@ -221,9 +221,11 @@ class SourceMove(Driver):
         return self._table
 
     async def _pause_world(self, _action: p.PauseWorld) -> None:
+        ranks = self.session.slot.ranks
+        # The workers of a node that has just started again come back at their boundaries.
+        await ranks.roll.back(self.services.settings.peer_timeout_ms / 1000)
         timeout = max(self.hello.deadline_ms - self.account.elapsed_ms, 0) / 1000
-        allow = self.hello.allow_unattended
-        self._pause = await self.session.slot.ranks.pause(timeout, allow_unattended=allow)
+        self._pause = await ranks.pause(timeout, allow_unattended=self.hello.allow_unattended)
         self.account.paused(self._pause)
         self.post(p.WorldPaused(block=self._pause.block))
 

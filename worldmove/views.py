@@ -90,11 +90,11 @@ class SessionPage(View, frozen=True, kw_only=True):
 
 
 class StandbyView(View, frozen=True, kw_only=True):
-    """A worker that waits on this node to be handed a session."""
+    """A worker that waits on this node to be handed a session; `silent`: it owes the node a sign of life."""
 
     id: str
     model: str
-    state: Literal["waiting", "attached", "bound"]
+    state: Literal["waiting", "attached", "bound", "silent"]
     bytes: int
 
 

@@ -32,6 +32,8 @@ from worldmove.page.messages import (
     Hello,
     Memory,
     Paused,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Rejoin,
@@ -145,7 +147,13 @@ class _Visit:
     def pid(self) -> int:
         return self._channel.peer_credentials()[0]
 
+    def ping(self, number: int) -> None:
+        self._tell(Ping(number))
+
     def answer(self, message: Answer | Adopted) -> None:
+        self._tell(message)
+
+    def _tell(self, message: Answer | Adopted | Ping) -> None:
         try:
             self._channel.send_nowait(message)
         except TransportError:
@@ -234,6 +242,8 @@ class _Visit:
         match message:
             case Paused():
                 entry.ranks.paused(entry.rank, self, message.block)
+            case Pong():
+                entry.ranks.roll.heard(entry.rank, self, message.number)
             case Started():
                 entry.ranks.started(entry.rank, self)
             case Bye():

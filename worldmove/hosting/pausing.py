@@ -12,7 +12,7 @@ RanksState = Literal["live", "paused", "unattended", "fenced", "moved", "ended"]
 
 
 class Seat(Protocol):
-    """The worker of one rank, as `Ranks` reaches it. Neither call waits or raises."""
+    """The worker of one rank, as `Ranks` reaches it. No call waits or raises."""
 
     @property
     def pid(self) -> int:
@@ -20,6 +20,9 @@ class Seat(Protocol):
 
     def answer(self, message: Answer | Adopted) -> None:
         """Passes a message on; a worker that is gone is found elsewhere."""
+
+    def ping(self, number: int) -> None:
+        """Asks for a sign of life, which `RollCall.heard` is told."""
 
     def close(self) -> None:
         """Ends the connection: another worker has taken the rank, or the node goes."""

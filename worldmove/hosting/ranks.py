@@ -13,6 +13,7 @@ from collections.abc import Callable
 from worldmove.errors import ConflictError, DeadlineError, NoWorkerError, ProtocolError
 from worldmove.hosting.pages import Pages
 from worldmove.hosting.pausing import Change, Pause, RankSeat, RanksState, Seat
+from worldmove.hosting.rollcall import RollCall
 from worldmove.page.control import MAX_BLOCK, NEVER, ControlPage
 from worldmove.page.messages import Adopted, Advance, Answer, Ended, Moved, Resume
 
@@ -31,6 +32,7 @@ class Ranks:
 
     Attributes:
         held: the pause in force.
+        roll: who of the workers is really there.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Ranks:
         # A node that starts again fences its slots: who stands stays so until `unfence` or `finish`.
         self._fenced = len(pages.fds) > 1
         self._ranks = [RankSeat(number, away=self._fenced) for number in range(pages.page.ranks)]
+        self.roll = RollCall(self._ranks, pages.occupied)
         self._turn = asyncio.Lock()
         self._target: int | None = None
         self._together: asyncio.Future[None] | None = None
@@ -259,6 +262,7 @@ class Ranks:
             rank.seat.close()
         rank.seat, rank.waiting, rank.away = seat, waiting, False
         rank.stopped = None if waiting else stopped
+        self.roll.came(number)
         if len(self._pages.fds) > 1 and not any(each.away for each in self._ranks):
             self._pages.forget_former()
         self._settle(rank)
@@ -271,6 +275,7 @@ class Ranks:
         if rank.seat is not seat:
             return
         rank.seat, rank.stopped, rank.waiting = None, None, False
+        self.roll.left(number)
         if self._together is not None and not self._together.done():
             self._together.set_exception(NoWorkerError(f"rank {number} lost its worker", ranks=[number]))
         if self._final is None:

@@ -20,6 +20,7 @@ class RestSeat:
         self._number = number
         self._answer: asyncio.Future[Answer] | None = None
         self._calls = 0
+        self._asked: int | None = None
         self._lease: asyncio.TimerHandle | None = None
 
     @property
@@ -39,6 +40,17 @@ class RestSeat:
                 self._ranks.page.set_state(self._number, RankState.RUNNING)
             self._answer.set_result(message)
 
+    def ping(self, number: int) -> None:
+        """A call that is there is a sign of life, else the next one will be."""
+        self._asked = number
+        if self._calls:
+            self._heard()
+
+    def _heard(self) -> None:
+        if self._asked is not None:
+            self._ranks.roll.heard(self._number, self, self._asked)
+            self._asked = None
+
     def close(self) -> None:
         """Another worker has the rank, or the node goes."""
         if self._lease is not None:
@@ -49,6 +61,7 @@ class RestSeat:
     def enter(self) -> None:
         """A call has come: while it is there, the lease does not run."""
         self._calls += 1
+        self._heard()
         if self._lease is not None:
             self._lease.cancel()
 

@@ -158,8 +158,9 @@ class Slot:
 
     @property
     def vacant(self) -> bool:
-        """A standby whose workers are all there, promised to nobody."""
-        return self.session_id is None and self.bound is None and self.ranks.state == "live"
+        """A standby whose workers are all there and owe no sign of life, promised to nobody."""
+        free = self.session_id is None and self.bound is None
+        return free and self.ranks.state == "live" and not self.ranks.roll.silent
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[Holding]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path as FilePath
 
 import msgspec
+import structlog
 
 from worldmove import messages as m
 from worldmove.config import Settings
-from worldmove.errors import NoWorkerError, SessionExistsError, ValidationError
-from worldmove.hosting.host import Host
+from worldmove.errors import DeadlineError, NoWorkerError, SessionExistsError, ValidationError
+from worldmove.hosting.host import RETRY_AFTER_MS, Host
+from worldmove.hosting.slots import Slot
 from worldmove.manifest import Manifest, Source, validate
 from worldmove.sessions import Berth, SessionBook
 from worldmove.views import SessionSpec
+
+log = structlog.get_logger(__name__)
 
 
 class Admission:
@@ -43,23 +47,66 @@ class Admission:
         path = self._path(hello)
         try:
             self._host.find_standby(hello.manifest, hello.fingerprint)
-        except NoWorkerError:
+        except NoWorkerError as error:
             if not hello.allow_unattended:
-                raise
+                raise self._explained(error) from error
         return path
 
     async def admit(self, hello: m.Hello) -> Berth:
-        """Reserves a berth; raises as `check`, and NoMemoryError where memory for an unattended one lacks."""
+        """Reserves a berth; a standby's workers have all answered by then.
+
+        One that does not answer is passed over, and is not vacant until it does.
+
+        Raises:
+            NoMemoryError: memory for an unattended session lacks.
+            WorldMoveError: as `check`.
+        """
         path = self.check(hello)
+        while True:
+            try:
+                slot = self._host.find_standby(hello.manifest, hello.fingerprint)
+            except NoWorkerError as error:
+                if not hello.allow_unattended:
+                    raise self._explained(error) from error
+                break
+            self._host.bind(slot, hello.move_id)
+            if await self._answers(slot, hello.move_id):
+                return Berth(slot, path, hello.move_id, self._book, bare=False)
+        spec = SessionSpec(manifest=_arenas_only(hello.manifest), fingerprint=hello.fingerprint)
+        slot, _tickets = await self._host.open_standby(spec)
+        slot.bound = hello.move_id
+        return Berth(slot, path, hello.move_id, self._book, bare=True)
+
+    async def _answers(self, slot: Slot, move_id: str) -> bool:
+        """Whether a bound standby's workers are there; else the promise is taken back."""
         try:
-            slot = self._host.find_standby(hello.manifest, hello.fingerprint)
-        except NoWorkerError:
-            spec = SessionSpec(manifest=_arenas_only(hello.manifest), fingerprint=hello.fingerprint)
-            slot, _tickets = await self._host.open_standby(spec)
-            slot.bound = hello.move_id
-            return Berth(slot, path, hello.move_id, self._book, bare=True)
-        self._host.bind(slot, hello.move_id)
-        return Berth(slot, path, hello.move_id, self._book, bare=False)
+            await slot.ranks.roll.ask(self._settings.peer_timeout_ms / 1000)
+        except (DeadlineError, NoWorkerError) as error:
+            log.warning("standby does not answer", standby=slot.id, reason=error.message)
+            self._host.unbind(slot, move_id)
+            return False
+        except BaseException:
+            self._host.unbind(slot, move_id)
+            raise
+        return True
+
+    def _explained(self, error: NoWorkerError) -> NoWorkerError:
+        """Nobody waits: says so of those, too, that are connected and give no sign of life."""
+        silent = {
+            slot.id: sorted(slot.ranks.roll.silent)
+            for slot in self._host.standbys.values()
+            if slot.ranks.roll.silent
+        }
+        if not silent:
+            return error
+        ranks = "; ".join(f"{name}: ranks {numbers}" for name, numbers in silent.items())
+        return NoWorkerError(
+            f"the standbys on this node give no sign of life ({ranks})",
+            required=1,
+            available=0,
+            silent=silent,
+            retry_after_ms=RETRY_AFTER_MS,
+        )
 
     def _path(self, hello: m.Hello) -> str:
         wanted = hello.path if hello.path != "auto" else self._settings.path

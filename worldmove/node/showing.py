@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from worldmove.hosting.host import Host
+from worldmove.hosting.slots import Slot
 from worldmove.views import StandbyView
 
 
@@ -15,11 +17,19 @@ def standby_views(host: Host | None) -> tuple[StandbyView, ...]:
         StandbyView(
             id=slot.id,
             model=slot.manifest.model,
-            state="bound" if slot.bound else "attached" if slot.ranks.attended else "waiting",
+            state=_standby_state(slot),
             bytes=slot.manifest.nbytes,
         )
         for slot in (host.standbys.values() if host is not None else ())
     )
+
+
+def _standby_state(slot: Slot) -> Literal["waiting", "attached", "bound", "silent"]:
+    if slot.bound:
+        return "bound"
+    if slot.ranks.roll.silent:
+        return "silent"
+    return "attached" if slot.ranks.attended else "waiting"
 
 
 def boot_id() -> str:

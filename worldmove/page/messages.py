@@ -81,6 +81,12 @@ class Revise(Message, frozen=True, tag="revise"):
     extents: tuple[int, ...]
 
 
+class Pong(Message, frozen=True, tag="pong"):
+    """Worker: a rank that waits for the node's word is there; `number` is that of the `Ping`."""
+
+    number: int
+
+
 class Bye(Message, frozen=True, tag="bye"):
     """Worker: it leaves the rank at a boundary; the world stays."""
 
@@ -127,6 +133,12 @@ class Refused(Message, frozen=True, tag="refused"):
     message: str
 
 
+class Ping(Message, frozen=True, tag="ping"):
+    """Node: is anybody there? Comes to ranks that wait for a word, and wants a `Pong`."""
+
+    number: int
+
+
 class Resume(Message, frozen=True, tag="resume"):
     """Node: generate on."""
 
@@ -159,6 +171,6 @@ class Adopted(Message, frozen=True, tag="adopted"):
     endpoint: str | None = None
 
 
-WorkerMessage = Hello | Rejoin | Ready | Paused | Started | Revise | Bye
-NodeMessage = Welcome | Memory | Refused | Resume | Advance | Moved | Ended | Adopted
+WorkerMessage = Hello | Rejoin | Ready | Paused | Started | Revise | Pong | Bye
+NodeMessage = Welcome | Memory | Refused | Ping | Resume | Advance | Moved | Ended | Adopted
 Answer = Resume | Advance | Moved | Ended

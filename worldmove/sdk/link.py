@@ -26,6 +26,8 @@ from worldmove.page.messages import (
     Memory,
     Message,
     NodeMessage,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Rejoin,
@@ -164,7 +166,7 @@ class Link:
     def ask(
         self, message: Message | None, standing: Standing, timeout: float | None = None
     ) -> NodeMessage | None:
-        """Sends `message` and waits for the node's word, also across its restarts.
+        """Sends `message` and waits for the node's word, also across its restarts; answers its pings.
 
         A rank that stands waits as long as it takes: only the node, which asks the ledger, may say whether
         it still owns its world.
@@ -172,7 +174,7 @@ class Link:
         Args:
             message: `None` to wait only.
             standing: told to a node that has started again.
-            timeout: seconds; `None` waits for ever.
+            timeout: seconds; `None` waits for ever, 0 takes what is there.
 
         Returns:
             The answer; `None` after `timeout`.
@@ -184,9 +186,7 @@ class Link:
         if message is not None:
             self.tell(message)
         while True:
-            left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
-            if left <= 0:
-                return None
+            left = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
             if self._channel is None and not self._come_back(standing, deadline):
                 return None
             try:
@@ -196,8 +196,12 @@ class Link:
                 continue
             if got is not None:
                 close_all(got[1])
-                return got[0]
-            if self._replaced():
+                if not isinstance(got[0], Ping):
+                    return got[0]
+                self.tell(Pong(got[0].number))
+            elif left == 0:
+                return None
+            elif self._replaced():
                 self._drop_channel()
 
     def _come_back(self, standing: Standing, deadline: float | None) -> bool:

@@ -110,8 +110,11 @@ class Standby:
     def wait(self, timeout: float | None = None) -> World | None:
         """Waits for a session.
 
+        Before a world is sent here, and before it is handed over, the node asks whether anybody is there, and
+        only `wait` answers: call it again within the node's `peer_timeout_ms`, or the move is off.
+
         Args:
-            timeout: seconds; `None` waits for ever.
+            timeout: seconds; `None` waits for ever, 0 looks whether one has come.
 
         Returns:
             The adopted world, which may generate at once; `None` after `timeout`.
