@@ -126,6 +126,22 @@ async def test_settle_leaves_a_later_move_alone(ledgers: Ledgers) -> None:
     assert fate(await destination.settle("world", "move-1"), "move-1") == "superseded"
 
 
+async def test_settle_before_the_beginning_and_a_late_beginning_loses(ledgers: Ledgers) -> None:
+    source, a = await ledgers.node("a")
+    destination, b = await ledgers.node("b")
+    record = await source.create(session(a))
+    assert await source.settle("world", "move-1") == await destination.settle("world", "move-1") == record
+    settled = await source.settle("world", "move-1", record)
+    assert fate(settled, "move-1") == "aborted"
+    assert settled == replace(record, outcome="aborted", last_move_id="move-1")
+    assert await source.settle("world", "move-1", record) == settled
+    with pytest.raises(LostRaceError):
+        await source.swap(record, begin(record, move_ref(a, b)))
+    with pytest.raises(ProtocolError, match="used before"):
+        await source.swap(settled, begin(settled, move_ref(a, b)))
+    await source.swap(settled, begin(settled, move_ref(a, b, "move-2")))
+
+
 async def test_settle_is_for_the_move_s_nodes(ledgers: Ledgers) -> None:
     await moving(ledgers)
     third, _ = await ledgers.node("c")

@@ -27,6 +27,7 @@ from worldmove.ledger.records import (
     current_move,
     end,
     fate,
+    forestall,
     reclaim,
     release,
     retake,
@@ -45,6 +46,8 @@ RECORDS = (OWNED, MOVING, COMMITTED, ADOPTED, RELEASED, ENDED)
 
 LEGAL: list[tuple[str, SessionRecord, SessionRecord, set[Claim]]] = [
     ("begin", OWNED, MOVING, {A}),
+    ("forestall", OWNED, forestall(OWNED, "move-0"), {A}),
+    ("forestall", RELEASED, forestall(RELEASED, "move-0"), {B}),
     ("abort", MOVING, abort(MOVING, A), {A, B, B2}),
     ("abort", MOVING, abort(MOVING, A2), {A2}),
     ("commit", MOVING, COMMITTED, {B}),
@@ -98,6 +101,7 @@ def test_no_step_changes_a_field_it_does_not_own(
         "commit": {"block", "revision", "root"},
         "adopt": {"endpoint"},
         "update": {"block", "revision", "endpoint"},
+        "forestall": {"last_move_id"},
     }.get(name, set())
     other = {
         "session_id": "x",
@@ -242,8 +246,8 @@ class Races(RuleBasedStateMachine):
                 if not seen or seen[-1] != record.phase:
                     seen.append(record.phase)
             elif record.last_move_id is not None and record.outcome is not None:
-                seen = self.fates[record.last_move_id]
-                if seen[-1] != record.outcome:
+                seen = self.fates.setdefault(record.last_move_id, [])
+                if not seen or seen[-1] != record.outcome:
                     seen.append(record.outcome)
         return record
 
@@ -304,6 +308,7 @@ class Races(RuleBasedStateMachine):
         try:
             return {
                 "begin": lambda: begin(old, move_ref(by, to, f"move-{self.moves}")),
+                "forestall": lambda: forestall(old, f"move-{self.moves}"),
                 "abort": lambda: abort(old, by),
                 "commit": lambda: commit(old, block=old.block + 1, revision=old.revision, root=ROOT),
                 "adopt": lambda: adopt(old, by, endpoint=by.name),
@@ -354,6 +359,7 @@ LIVES = {
     life[:length]
     for life in (
         ("moving", "aborted"),
+        ("aborted",),
         ("moving", "committed", "reclaimed"),
         ("moving", "committed", "adopted", "released"),
     )

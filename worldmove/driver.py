@@ -292,7 +292,7 @@ class Driver:
         async with self._ledger_turn:
             while True:
                 try:
-                    record = await self.services.ledger.settle(self.session_id, self.move_id)
+                    record = await self._settled_record()
                 except NotFoundError:
                     self.log.warning("the ledger does not know the session; the move never began")
                     self.post(p.RecordSettled(outcome="aborted"))
@@ -304,6 +304,9 @@ class Driver:
                     break
         self.note_record(record)
         self.post(p.RecordSettled(outcome=self.outcome(record)))
+
+    async def _settled_record(self) -> SessionRecord:
+        return await self.services.ledger.settle(self.session_id, self.move_id)
 
     def outcome(self, record: SessionRecord) -> p.Outcome:
         """What a record that stands means for this side.

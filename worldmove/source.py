@@ -55,6 +55,7 @@ class SourceMove(Driver):
         self._lanes: list[Lane] = []
         self._pins = contextlib.ExitStack()
         self._holding = self._pins.enter_context(session.slot.pinned())
+        self._before: SessionRecord | None = None
         self._token: bytes | None = None
         self._reader = Reader(self._holding, services.executors, session.slot.seed)
         self._table: LeafTable | None = None
@@ -146,9 +147,14 @@ class SourceMove(Driver):
                 destination_incarnation=self.account.destination_incarnation,
             )
             new = records.begin(old, move)
+            self._before = old
             await self.services.ledger.swap(old, new)
             self.session.record = new
         self.post(p.RecordBegun())
+
+    async def _settled_record(self) -> SessionRecord:
+        """Whether the move has begun may be unknown, too: then it is written off before it can."""
+        return await self.services.ledger.settle(self.session_id, self.move_id, self._before)
 
     async def _closed_record(self) -> SessionRecord:
         """The session's record, out of the move that brought it here: its last swap may have been lost."""

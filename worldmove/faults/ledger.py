@@ -69,9 +69,11 @@ class FaultyLedger:
         """As `Ledger.swap`."""
         await self._call(new.session_id, lambda: self._inner.swap(old, new))
 
-    async def settle(self, session_id: str, move_id: str) -> SessionRecord:
+    async def settle(
+        self, session_id: str, move_id: str, before: SessionRecord | None = None
+    ) -> SessionRecord:
         """As `Ledger.settle`."""
-        return await self._call(session_id, lambda: self._inner.settle(session_id, move_id))
+        return await self._call(session_id, lambda: self._inner.settle(session_id, move_id, before))
 
     async def put_receipt(self, receipt: Receipt) -> None:
         """As `Ledger.put_receipt`."""

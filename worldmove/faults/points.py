@@ -148,7 +148,7 @@ def possible(side: Role, phase: State, what: str) -> bool:
     kind = WHATS[what].kind
     if kind is Kind.LANE:
         return side == _S and phase is State.ADMITTED
-    return kind is not Kind.LEDGER or phase in _LEDGER[side]
+    return kind is not Kind.LEDGER or what == "ledger-down" or phase in _LEDGER[side]
 
 
 def every_fault() -> tuple[Fault, ...]:

@@ -92,11 +92,19 @@ class Ledger(Protocol):
             ProtocolError: `new` is neither.
         """
 
-    async def settle(self, session_id: str, move_id: str) -> SessionRecord:
+    async def settle(
+        self, session_id: str, move_id: str, before: SessionRecord | None = None
+    ) -> SessionRecord:
         """Settles a move whose outcome is unknown, and returns the record that stands.
 
         If the record is still `moving` with this move, `aborted` is written; so no commit that is under way
         can land any more. `records.fate` reads the answer.
+
+        Args:
+            session_id: of the session.
+            move_id: of the move.
+            before: from a source whose write of the move's beginning may itself be under way: the record
+                that it was to replace. If that still stands, `aborted` is written into it.
 
         Raises:
             NotFoundError: the session was never registered.

@@ -109,6 +109,11 @@ def abort(record: SessionRecord, by: Claim) -> SessionRecord:
     return _finished(_held(record, by), "aborted")
 
 
+def forestall(record: SessionRecord, move_id: str) -> SessionRecord:
+    """The owner gives up a move that the record has not heard of: should it begin late, it can't any more."""
+    return replace(record, outcome="aborted", last_move_id=move_id)
+
+
 def commit(record: SessionRecord, *, block: int, revision: int, root: str) -> SessionRecord:
     """The destination takes the verified state of `block` over: `moving` to `committed`, next epoch."""
     move = current_move(record)

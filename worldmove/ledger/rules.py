@@ -24,6 +24,7 @@ from worldmove.ledger.records import (
     commit,
     current_move,
     end,
+    forestall,
     reclaim,
     release,
     resolve,
@@ -40,6 +41,12 @@ def _begun(old: SessionRecord, new: SessionRecord, _: Claim) -> SessionRecord:
     if move.move_id == old.last_move_id:
         raise ProtocolError(f"move id {move.move_id} was used before", history=[old.phase, new.phase])
     return begin(old, move)
+
+
+def _forestalled(old: SessionRecord, new: SessionRecord, _: Claim) -> SessionRecord:
+    if new.last_move_id is None:
+        raise ProtocolError("no move is named that is given up", history=[old.phase, new.phase])
+    return forestall(old, new.last_move_id)
 
 
 def _committed(old: SessionRecord, new: SessionRecord, _: Claim) -> SessionRecord:
@@ -84,6 +91,7 @@ _EITHER = _SOURCE | _DESTINATION
 
 TRANSITIONS: tuple[Transition, ...] = (
     Transition("begin", "owned", "moving", _OWNER, True, _begun),
+    Transition("forestall", "owned", "owned", _OWNER, True, _forestalled),
     Transition("abort", "moving", "owned", _EITHER, False, lambda old, _new, by: abort(old, by)),
     Transition("commit", "moving", "committed", _DESTINATION, True, _committed),
     Transition(
@@ -159,6 +167,8 @@ def _find(old: SessionRecord, new: SessionRecord) -> Transition:
     for transition in TRANSITIONS:
         if (transition.before, transition.after) != (old.phase, new.phase):
             continue
+        if transition.name == "forestall" and new.last_move_id == old.last_move_id:
+            continue  # the only one of its phases that gives up a move
         if transition.name == "retake" and new.incarnation == old.incarnation:
             continue  # same phases as `update`, which is the one that keeps the incarnation
         return transition

@@ -80,10 +80,18 @@ class TransactionalLedger(ABC):
         """See `base.Ledger.resolve`."""
         await self._write(partial(transactions.resolve, claim=self._claimed, old=old, new=new))
 
-    async def settle(self, session_id: str, move_id: str) -> SessionRecord:
+    async def settle(
+        self, session_id: str, move_id: str, before: SessionRecord | None = None
+    ) -> SessionRecord:
         """See `base.Ledger.settle`."""
         return await self._write(
-            partial(transactions.settle, claim=self._claimed, session_id=session_id, move_id=move_id)
+            partial(
+                transactions.settle,
+                claim=self._claimed,
+                session_id=session_id,
+                move_id=move_id,
+                before=before,
+            )
         )
 
     async def sessions(

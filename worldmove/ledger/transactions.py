@@ -28,6 +28,7 @@ from worldmove.ledger.records import (
     abort,
     check_record,
     check_text,
+    forestall,
 )
 from worldmove.ledger.rules import check_resolve, check_swap
 from worldmove.views import ENDED_STATES, Receipt
@@ -162,16 +163,25 @@ def swap(tables: Tables, claim: Claim | None, old: SessionRecord, new: SessionRe
     tables.put_session(new)
 
 
-def settle(tables: Tables, claim: Claim | None, session_id: str, move_id: str) -> SessionRecord:
+def settle(
+    tables: Tables,
+    claim: Claim | None,
+    session_id: str,
+    move_id: str,
+    before: SessionRecord | None = None,
+) -> SessionRecord:
     """Writes `aborted` unless the move is over or past its commit; see `Ledger.settle`."""
     writer = check_claim(tables, claim).claim
     check_text("session_id", session_id)
     stands = tables.session(session_id)
     if stands is None:
         raise NotFoundError(f"the ledger has no session {session_id}")
-    if stands.phase != "moving" or stands.move is None or stands.move.move_id != move_id:
+    if stands.phase == "moving" and stands.move is not None and stands.move.move_id == move_id:
+        aborted = abort(stands, writer)
+    elif stands == before:
+        aborted = forestall(stands, move_id)
+    else:
         return stands
-    aborted = abort(stands, writer)
     check_swap(stands, aborted, writer)
     tables.put_session(aborted)
     return aborted
