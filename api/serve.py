@@ -21,7 +21,7 @@ from api import logs
 from api.app import create_app
 from api.facade import NodeFacade
 from api.wire import HttpConnection, PeerConnection
-from worldmove.config import Settings, make_run_dir
+from worldmove.config import Settings, make_run_dir, make_state_dir
 from worldmove.errors import ConfigError, WorldMoveError
 from worldmove.messages import MAX_MESSAGE
 from worldmove.tls import NodeTls
@@ -65,6 +65,7 @@ def run(settings: Settings, ready_fd: int | None = None, make: NodeMaker | None 
     """
     logs.configure(settings.log_level, settings.log_format)
     make_run_dir(settings)
+    make_state_dir(settings)
     listener = _bind(settings)
     try:
         return uvloop.run(_serve(settings, listener, ready_fd, make or _node))

@@ -101,7 +101,7 @@ def test_a_move_that_is_only_asked_for_shown_and_cancelled(url: str) -> None:
 def test_a_dry_run(url: str) -> None:
     assert "would be taken on" in run(url, "move", "w1", "--to", "B", "--dry-run")
     assert document(url, "move", "w1", "--to", "full", "--dry-run", code=1)["code"] == "no-memory"
-    assert "required 5.0, available 3.0" in run(url, "move", "w1", "--to", "full", "--dry-run", code=1)
+    assert "required 5 B, available 3 B" in run(url, "move", "w1", "--to", "full", "--dry-run", code=1)
 
 
 def test_refusals_have_a_code_and_their_facts(url: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldmove.config import load, make_run_dir
+from worldmove.config import load, make_run_dir, make_state_dir
 from worldmove.errors import ConfigError
 from worldmove.options import OPTIONS, HttpAddress, is_loopback, parse_rate, parse_size
 
@@ -24,6 +24,20 @@ def test_defaults_need_only_a_name() -> None:
     assert settings.socket_path.name == "node.sock"
     assert 1 <= settings.executors <= 4
     assert settings.loopback
+
+
+def test_the_folder_of_the_default_ledger_is_made_and_no_other(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    make_state_dir(
+        load(NAME | {"ledger": f"sqlite:///{tmp_path}/named/ledger.db"}, environ=environ), environ=environ
+    )
+    assert not list(tmp_path.iterdir())
+    make_state_dir(load(NAME, environ=environ), environ=environ)
+    assert (tmp_path / "state" / "worldmove").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    environ = {"XDG_STATE_HOME": str(tmp_path / "file")}
+    with pytest.raises(ConfigError, match=r"ledger is .* can't be made \(Not a directory\)"):
+        make_state_dir(load(NAME, environ=environ), environ=environ)
 
 
 def test_without_a_runtime_folder_the_users_own_is_used() -> None:

@@ -130,7 +130,7 @@ def _with_defaults(values: dict[str, Any], environ: Mapping[str, str]) -> Settin
         raise ConfigError(
             f"name is missing; give --name or {ENV_PREFIX}NAME: {OPTIONS[0].allowed}", option="name"
         )
-    values.setdefault("ledger", f"sqlite:///{_state_folder(environ) / 'ledger.db'}")
+    values.setdefault("ledger", _default_ledger(environ))
     if "run_dir" not in values:
         values["run_dir"] = _parsed(_option("run_dir"), str(_runtime_folder(environ) / name), "default")
     if "lane_device" not in values and is_loopback(values.get("http", DEFAULT_HTTP).host):
@@ -141,6 +141,10 @@ def _with_defaults(values: dict[str, Any], environ: Mapping[str, str]) -> Settin
 
 def _option(name: str) -> Option:
     return next(option for option in OPTIONS if option.name == name)
+
+
+def _default_ledger(environ: Mapping[str, str]) -> str:
+    return f"sqlite:///{_state_folder(environ) / 'ledger.db'}"
 
 
 def _state_folder(environ: Mapping[str, str]) -> Path:
@@ -220,6 +224,27 @@ def _check_together(settings: Settings) -> None:
             f"so give the URL that others reach, such as {settings.scheme}://{socket.gethostname()}:{settings.http.port}",
             option="advertise",
         )
+
+
+def make_state_dir(settings: Settings, *, environ: Mapping[str, str] | None = None) -> None:
+    """Makes the folder of the default ledger, private to the user; one that was named has to be there.
+
+    Raises:
+        ConfigError: it can't be made.
+    """
+    environment = os.environ if environ is None else environ
+    if settings.ledger != _default_ledger(environment):
+        return
+    folder = _state_folder(environment)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"ledger is {settings.ledger!r} (default), and {str(folder)!r} can't be made ({error.strerror}); "
+            "give --ledger sqlite:////ABSOLUTE/PATH in a folder that is there",
+            option="ledger",
+            value=settings.ledger,
+        ) from error
 
 
 def make_run_dir(settings: Settings) -> Path:

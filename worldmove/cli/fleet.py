@@ -44,7 +44,9 @@ DANGERS: dict[str, str] = {
 }
 """What `sessions resolve` may break, by decision."""
 
-sessions_app = typer.Typer(help="List sessions, or show one.", invoke_without_command=True)
+sessions_app = typer.Typer(
+    help="List sessions, show one, or decide about a fenced one.", invoke_without_command=True
+)
 moves_app = typer.Typer(
     help="List moves, show one with its receipt, or cancel one.", invoke_without_command=True
 )
@@ -162,7 +164,8 @@ def moves(
     if as_json:
         emit({"migrations": found, "next": following})
         return
-    stdout().print(tables.moves(found))
+    console = stdout()
+    console.print(tables.moves(found, console.width))
     _more(following)
 
 
@@ -216,11 +219,12 @@ def watch(
         if as_json:
             emit(_look(client))
             return
-        screen = Live(_screen(_look(client)), console=stdout(), auto_refresh=False)
+        console = stdout()
+        screen = Live(_screen(_look(client), console.width), console=console, auto_refresh=False)
         with contextlib.suppress(KeyboardInterrupt), screen as live:
             while True:
                 time.sleep(interval)
-                live.update(_again(client), refresh=True)
+                live.update(_again(client, console.width), refresh=True)
 
 
 def _look(client: Client) -> dict[str, Any]:
@@ -232,14 +236,14 @@ def _look(client: Client) -> dict[str, Any]:
     }
 
 
-def _again(client: Client) -> Group | Text:
+def _again(client: Client, width: int) -> Group | Text:
     try:
-        return _screen(_look(client))
+        return _screen(_look(client), width)
     except (PeerError, DeadlineError) as error:
         return Text(f"{error.message}; trying again", style="red")
 
 
-def _screen(look: dict[str, Any]) -> Group:
+def _screen(look: dict[str, Any], width: int) -> Group:
     return Group(
         tables.node(look["node"]),
         "",
@@ -247,5 +251,5 @@ def _screen(look: dict[str, Any]) -> Group:
         "",
         tables.sessions(look["sessions"]),
         "",
-        tables.moves(look["migrations"]),
+        tables.moves(look["migrations"], width),
     )

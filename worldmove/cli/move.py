@@ -115,8 +115,12 @@ def _verdict(verdict: DryRun, as_json: bool) -> None:
         )
         console.print(said, markup=False)
         for name in sorted(verdict.required.keys() | verdict.available.keys()):
-            needed, there = verdict.required.get(name), verdict.available.get(name)
-            console.print(f"  {name}: required {needed}, available {there}", markup=False)
+            facts = [
+                f"{word} {tables.amount(name, found[name])}"
+                for word, found in (("required", verdict.required), ("available", verdict.available))
+                if name in found
+            ]
+            console.print(f"  {name}: {', '.join(facts)}", markup=False)
     if not verdict.admissible:
         raise typer.Exit(EXIT_FAILED)
 

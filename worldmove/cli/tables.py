@@ -21,6 +21,8 @@ _STYLES = {
     "rejected": "red",
 }
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+WIDE = 120
+"""Columns of a screen from which on a list of moves shows everything."""
 
 
 def size(nbytes: float | None) -> str:
@@ -32,6 +34,11 @@ def size(nbytes: float | None) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.2f} {unit}"
         nbytes /= 1000
     raise AssertionError
+
+
+def amount(name: str, value: float) -> str:
+    """A number by the unit that its name ends in."""
+    return size(value) if name.endswith("bytes") else f"{value:g}"
 
 
 def ms(value: float | None) -> str:
@@ -71,35 +78,39 @@ def sessions(items: Iterable[SessionView]) -> Table:
             state(view.state),
             str(view.epoch),
             str(view.block),
-            size(view.bytes),
-            str(view.ranks),
+            # A node that doesn't own the session knows its record, not its memory.
+            size(view.bytes if view.ranks else None),
+            str(view.ranks or "–"),
             Text(view.model),
             Text(view.endpoint or "–"),
         )
     return table
 
 
-def moves(items: Iterable[MigrationView]) -> Table:
-    """Moves, with the times of their receipts."""
-    table = _table(
-        "Moves", "id session from to state path >round >state_bytes >sent >pause_ms >total_ms reason"
-    )
+def moves(items: Iterable[MigrationView], width: int) -> Table:
+    """Moves, with the times of their receipts; on a narrow screen only what fits beside their whole ids."""
+    columns = "id session from to state path >round >state_bytes >sent >pause_ms >total_ms reason"
+    chosen = columns.split()
+    if width < WIDE:
+        chosen = [name for name in chosen if name not in ("path", ">round", ">state_bytes", ">sent")]
+    table = _table("Moves", " ".join(chosen))
     for view in items:
         receipt = view.receipt
-        table.add_row(
-            view.id,
-            Text(view.session_id),
-            view.source,
-            view.destination,
-            state(view.state),
-            view.path or "–",
-            str(view.round),
-            size(view.state_bytes),
-            size(view.sent_bytes),
-            ms(receipt.pause_ms if receipt else None),
-            ms(receipt.total_ms if receipt else view.elapsed_ms),
-            Text(view.code or ""),
-        )
+        cells: dict[str, str | Text] = {
+            "id": view.id,
+            "session": Text(view.session_id),
+            "from": view.source,
+            "to": view.destination,
+            "state": state(view.state),
+            "path": view.path or "–",
+            ">round": str(view.round),
+            ">state_bytes": size(view.state_bytes),
+            ">sent": size(view.sent_bytes),
+            ">pause_ms": ms(receipt.pause_ms if receipt else None),
+            ">total_ms": ms(receipt.total_ms if receipt else view.elapsed_ms),
+            "reason": Text(view.code or ""),
+        }
+        table.add_row(*(cells[name] for name in chosen))
     return table
 
 

@@ -250,7 +250,7 @@ class Host:
         vacant = [slot for slot in self.standbys.values() if slot.vacant]
         if not vacant:
             raise NoWorkerError(
-                "no standby waits on this node", required=1, available=0, retry_after_ms=RETRY_AFTER_MS
+                "no standby at the destination", required=1, available=0, retry_after_ms=RETRY_AFTER_MS
             )
         nearest: tuple[int, list[str], list[str]] | None = None
         for slot in vacant:

@@ -31,7 +31,10 @@ def check_url(url: str) -> Path:
         raise ConfigError(f"ledger {url!r} names no file; {_ALLOWED}", option="ledger")
     path = Path(name).absolute()
     if not path.parent.is_dir():
-        raise ConfigError(f"ledger {url!r}: there is no directory {path.parent}", option="ledger")
+        raise ConfigError(
+            f"ledger {url!r}: there is no directory {path.parent}; make it, or name another place",
+            option="ledger",
+        )
     return path
 
 

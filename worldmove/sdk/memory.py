@@ -156,6 +156,10 @@ def as_region(given: Region | Mapping[str, Any]) -> Region:
     """
     if isinstance(given, Region):
         return given
+    if not isinstance(given, Mapping):
+        raise ManifestError(
+            f"a region is {given!r}; a `Region`, or a mapping with its fields, is allowed", field="regions"
+        )
     unknown = given.keys() - set(Region.__struct_fields__)
     if unknown:
         raise ManifestError(f"a region has no fields {sorted(unknown)}", field="regions")
