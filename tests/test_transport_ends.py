@@ -49,6 +49,26 @@ async def keeping() -> AsyncIterator[LanePool]:
         yield made
 
 
+@pytest.mark.parametrize("when", ["mapping", "serving"])
+async def test_a_lane_that_stands_still_while_it_is_told_something_costs_little_time(when: str) -> None:
+    """Nobody watches its beats while it maps: its answer is due by the stall deadline and its bytes' time."""
+    memory = Arena(4 * MB, 1)
+    async with lanes(stall_ms=400, spare=1) as pool:
+        ((pid, _, _),) = pool.lanes
+        async with asyncio.timeout(20):
+            extents, regions = [(memory.fd, memory.nbytes)], whole(memory)
+            if when == "mapping":
+                os.kill(pid, signal.SIGSTOP)
+                with pytest.raises(DeadlineError, match="did not answer"):
+                    await pool.lease("move", extents, regions, writable=False)
+            else:
+                lane = await pool.lease("move", extents, regions, writable=False)
+                os.kill(pid, signal.SIGSTOP)
+                with pytest.raises(DeadlineError):
+                    await lane.serve(mint_token())
+                await lane.gone()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("victim", ["source", "destination"])
 async def test_the_loss_of_either_lane_is_noticed_by_the_other(

@@ -345,7 +345,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "peer_timeout_ms", _number(1, 86_400_000), _MS, "How long the other node may stay silent in a move."
     ),
-    Option("stall_ms", _number(1, 86_400_000), _MS, "How long a lane may carry no byte while some are due."),
+    Option(
+        "stall_ms",
+        _number(1, 86_400_000),
+        _MS,
+        "How long a lane may carry no byte, or an executor answer nothing, while it should.",
+    ),
     Option(
         "max_rounds", _integer(1, 64), "1 to 64", "Most rounds of live copying before the world is paused."
     ),

@@ -25,7 +25,9 @@ class Devices:
     """
 
     def __init__(self, settings: Settings, on_event: EventSink) -> None:
-        self.executors = Executors(ExecutorPool(settings.executors, on_event=on_event), {})
+        self._stall_s = settings.stall_ms / 1000
+        host = ExecutorPool(settings.executors, stall_s=self._stall_s, on_event=on_event)
+        self.executors = Executors(host, {})
         self.budget = MemoryBudget(settings.memory_limit)
         self._settings = settings
         self._on_event = on_event
@@ -41,8 +43,9 @@ class Devices:
         """
         self._found = {device.uuid: device for device in await self._wanted()}
         for uuid in self._found:
-            pool = ExecutorPool(1, nice=0, on_event=self._on_event, kind=kinds.gpu(uuid))
-            self.executors.gpus[uuid] = pool
+            self.executors.gpus[uuid] = ExecutorPool(
+                1, nice=0, stall_s=self._stall_s, on_event=self._on_event, kind=kinds.gpu(uuid)
+            )
         await self.executors.start()
 
     async def _wanted(self) -> list[DeviceInfo]:

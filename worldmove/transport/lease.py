@@ -39,8 +39,9 @@ from worldmove.transport.lane_messages import (
 from worldmove.transport.table import LaneRegion
 
 START_DEADLINE = 60.0
-COMMAND_DEADLINE = 60.0
-"""Seconds; mapping and populating a large arena is the longest command."""
+SLOWEST_BYTES_PER_S = 200e6
+"""Mapping, populating and unmapping an arena has this much more time than the stall deadline: the page tables
+of memory that is there already are filled more than ten times as fast."""
 FDS_A_MESSAGE = 200
 ERRORS: dict[str, type[WorldMoveError]] = {
     kind.code: kind for kind in (DeadlineError, FramingError, ConnectionLostError)
@@ -74,6 +75,7 @@ class Lane:
         self.lost: asyncio.Future[WorldMoveError] = loop.create_future()
         self._commanding = asyncio.Lock()
         self._mapping = False
+        self._mapped_bytes = 0
         self._answer: asyncio.Future[Report] | None = None
         self._pulls: dict[int, asyncio.Future[int]] = {}
         self._numbers = 0
@@ -100,9 +102,7 @@ class Lane:
             ProcessLostError: the lane is gone.
         """
         framing.check_token(token)
-        await self._command(
-            Connect(host, port, token, timeout_ms / 1000), timeout_ms / 1000 + COMMAND_DEADLINE
-        )
+        await self._command(Connect(host, port, token, timeout_ms / 1000), beside_s=timeout_ms / 1000)
 
     async def pull(self, spans: Sequence[Span]) -> int:
         """Fetches spans from the other lane; several pulls may be under way (up to 64), in order.
@@ -141,7 +141,7 @@ class Lane:
         ended instead: either way nothing is mapped when this returns.
         """
         try:
-            await self._command(Release(deadline_s), deadline_s + COMMAND_DEADLINE)
+            await self._command(Release(deadline_s), nbytes=self._mapped_bytes, beside_s=deadline_s)
         except WorldMoveError as error:
             self._fail(error)
             await self.gone()
@@ -171,13 +171,21 @@ class Lane:
         *,
         writable: bool,
     ) -> None:
-        """Maps extents (descriptor, bytes) and takes up a lease; used by `LanePool.lease`."""
+        """Maps extents (descriptor, bytes) and takes up a lease; used by `LanePool.lease`.
+
+        Raises:
+            TransportError: the lane can't map them.
+            DeadlineError: the lane stands still.
+            ProcessLostError: the lane is gone.
+        """
         self.move_id = move_id
+        self._mapped_bytes = sum(size for _, size in extents)
         # Populating a large arena is one system call, during which the lane can't give signs of life.
         self._mapping = True
         for first in range(0, len(extents), FDS_A_MESSAGE):
             part = extents[first : first + FDS_A_MESSAGE]
-            await self._command(Extents([size for _, size in part], writable), fds=[fd for fd, _ in part])
+            sizes = [size for _, size in part]
+            await self._command(Extents(sizes, writable), nbytes=sum(sizes), fds=[fd for fd, _ in part])
         rows = np.array([tuple(region) for region in regions], dtype="<i8")
         await self._command(Bind(move_id, rows.tobytes()))
         self._mapping, self._heard = False, self._loop.time()
@@ -202,8 +210,10 @@ class Lane:
                 self._fail(DeadlineError(f"lane {self.pid} gave no sign of life for {2 * self._stall} s"))
 
     async def _command(
-        self, command: Command, deadline_s: float = COMMAND_DEADLINE, fds: Sequence[int] = ()
+        self, command: Command, *, nbytes: int = 0, beside_s: float = 0.0, fds: Sequence[int] = ()
     ) -> None:
+        """Has a command done within the stall deadline, the time of its bytes, and `beside_s`."""
+        deadline_s = self._stall + nbytes / SLOWEST_BYTES_PER_S + beside_s
         async with self._commanding:
             self._check()
             waiting = self._expect()
@@ -227,7 +237,7 @@ class Lane:
                 return await (waiting or self._expect())
         except TimeoutError:
             self.abort()
-            raise DeadlineError(f"lane {self.pid} did not answer within {deadline_s} s") from None
+            raise DeadlineError(f"lane {self.pid} did not answer within {deadline_s:.3g} s") from None
         except asyncio.CancelledError:
             # Its answer would be taken for the next command's: this lane can't be used again.
             self.abort()
