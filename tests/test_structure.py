@@ -51,11 +51,15 @@ SIDE_EFFECTS = {
 
 PACKAGE_MAY_EXPORT = {"errors", "manifest", "worker", "sdk"}
 
-SDK = ("worker", "sdk", "page")
+SDK = ("worker", "sdk", "page", "torch")
 SDK_MAY_IMPORT = {"errors", "manifest", "fingerprint", "views", "ipc", "cuda", "memory", "tls", *SDK}
 
 # Only these files may know the package: everything else goes through their seam.
-SEAMS = {"ucxx": ("worldmove/transport/ucx.py",), "sqlite3": ("worldmove/ledger/sqlite",)}
+SEAMS = {
+    "ucxx": ("worldmove/transport/ucx.py",),
+    "sqlite3": ("worldmove/ledger/sqlite",),
+    "torch": ("worldmove/torch/",),
+}
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
 MACHINE_PATH = re.compile(r"/(?:wor[k]/|roo[t]/|hom[e]/(?!worldmove\b)\w|User[s]/\w|tm[p]/x\b)")
