@@ -66,7 +66,7 @@ doctor: setup ## what this machine can do, and what is in the way
 pins: setup ## resolve the dependencies afresh and write constraints.txt
 	$(BIN)/python tools/pins.py
 
-tree: setup ## renew the annotated tree of docs/structure.md
+tree: setup ## renew the annotated tree of docs/modules.md
 	$(BIN)/python tools/tree.py
 
 image: ## the container image

@@ -117,7 +117,7 @@ def test_metrics_are_documented(name: str) -> None:
 
 
 def test_the_tree_is_up_to_date() -> None:
-    """docs/structure.md has a line for every module, with the first sentence of its docstring."""
+    """docs/modules.md has a line for every module, with the first sentence of its docstring."""
     answer = subprocess.run([sys.executable, "tools/tree.py", "--check"], cwd=ROOT, check=False)
     assert answer.returncode == 0, "`make tree` renews it"
 

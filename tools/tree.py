@@ -1,4 +1,4 @@
-"""Writes the annotated tree of docs/structure.md: every module with the first sentence of its docstring.
+"""Writes the annotated tree of docs/modules.md: every module with the first sentence of its docstring.
 
 `make tree` runs it; with `--check` it only says whether the tree is up to date (exit code 1 if not).
 """
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "structure.md"
+DOCUMENT = ROOT / "docs" / "modules.md"
 BEGIN, END = "<!-- tree -->\n", "<!-- /tree -->\n"
 COLUMN = 28
 
