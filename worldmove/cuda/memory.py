@@ -114,6 +114,23 @@ class Device:
         with _Current(self._driver, self._context):
             call(self._driver, "cuMemHostUnregister", address)
 
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Begins to copy between addresses that this device can reach; done after `synchronize`.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        driver = self._driver
+        with _Current(driver, self._context):
+            call(
+                driver,
+                "cuMemcpyAsync",
+                driver.CUdeviceptr(target),
+                driver.CUdeviceptr(source),
+                nbytes,
+                driver.CUstream(0),
+            )
+
     def synchronize(self) -> None:
         """Returns when everything is done that this process has given this device to do, on every stream.
 

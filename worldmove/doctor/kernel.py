@@ -20,7 +20,6 @@ from worldmove.ipc import map_shared, sealed_memfd, socketpair
 
 TRIAL_BYTES = 2 * 1024 * 1024
 WANTED_FILES = 1024
-SHM = Path("/dev/shm")  # noqa: S108 - looked at, not written
 
 
 def memory_files() -> Finding:
@@ -113,17 +112,6 @@ def loopback() -> Finding:
     if not ready:
         return fail(name, "a connection to 127.0.0.1 did not arrive", advice)
     return ok(name, "127.0.0.1 accepts connections")
-
-
-def shared_memory() -> Finding:
-    """POSIX shared memory: only for sessions whose stack registers it by name."""
-    name = "shared memory"
-    if not SHM.is_dir() or not os.access(SHM, os.W_OK):
-        return warn(
-            name, f"{SHM} is not writable", "Sessions with regions of kind `shm` can't be registered."
-        )
-    usage = os.statvfs(SHM)
-    return ok(name, f"{usage.f_bavail * usage.f_frsize / 1e9:.1f} GB free in {SHM}; arenas don't use it")
 
 
 def folder_write_ms(folder: Path) -> float | None:

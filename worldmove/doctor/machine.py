@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
-import re
-import subprocess
 import sys
 import time
 from importlib import metadata
@@ -42,60 +39,6 @@ def event_loop() -> Finding:
         return ok(name, f"uvloop {metadata.version('uvloop')}")
     except metadata.PackageNotFoundError:
         return fail(name, "uvloop is not installed", "Install the project: make setup")
-
-
-def ucx() -> Finding:
-    """UCXX and UCX: the data plane, and the transports that this build of it has."""
-    name = "UCX"
-    names = {"ucxx-cu12", "ucxx-cu13"}
-    installed = {dist.name.lower(): dist.version for dist in metadata.distributions(name="ucxx-cu13")}
-    installed |= {dist.name.lower(): dist.version for dist in metadata.distributions(name="ucxx-cu12")}
-    if not installed:
-        return fail(name, f"none of {', '.join(sorted(names))} is installed", "pip install 'worldmove[host]'")
-    if len(installed) > 1:
-        return fail(
-            name, "both ucxx-cu12 and ucxx-cu13 are installed", "They exclude each other: remove one."
-        )
-    wheel, version = installed.popitem()
-    transports = ucx_transports()
-    if "tcp" not in transports:
-        found = f"{wheel} {version}; transports: {', '.join(sorted(transports)) or 'unknown'}"
-        return warn(name, found, "The tcp transport was not found; lanes need it.")
-    return ok(name, f"{wheel} {version}, UCX {_ucx_version()}; transports: {', '.join(sorted(transports))}")
-
-
-def ucx_transports() -> set[str]:
-    """The transports that `ucx_info` lists; empty where UCX came without it (a system build, say)."""
-    return set(re.findall(r"Transport: (\S+)", _ucx_info("-d")))
-
-
-def _ucx_version() -> str:
-    match = re.search(r"Library version: (\S+)", _ucx_info("-v"))
-    return match[1] if match else "unknown"
-
-
-def _ucx_info(option: str) -> str:
-    spec = importlib.util.find_spec("libucx")
-    folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-    for folder in folders:
-        environment = os.environ | {
-            "LD_LIBRARY_PATH": str(folder / "lib"),
-            "UCX_WARN_UNUSED_ENV_VARS": "n",
-            "UCX_LOG_LEVEL": "fatal",
-        }
-        try:
-            answer = subprocess.run(
-                [folder / "bin" / "ucx_info", option],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=20,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        return answer.stdout
-    return ""
 
 
 def processors() -> Finding:
@@ -158,26 +101,6 @@ def identity() -> Finding:
         return warn(name, "not readable", "Nodes of this host use lanes instead of exchanging descriptors.")
     spaces = [Path(f"/proc/self/ns/{kind}").readlink().name for kind in ("pid", "net", "user")]
     return ok(name, f"{boot[0]}; namespaces {', '.join(spaces)}")
-
-
-def gpu() -> Finding:
-    """GPUs: none are needed."""
-    name = "GPU"
-    try:
-        answer = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-    except FileNotFoundError:
-        return ok(name, "none: sessions live in host memory")
-    except subprocess.TimeoutExpired:
-        return warn(name, "nvidia-smi does not answer", "The driver hangs; host sessions are not affected.")
-    if answer.returncode != 0:
-        return warn(name, "nvidia-smi fails", "No GPU can be used; host sessions are not affected.")
-    return ok(name, "; ".join(line.strip() for line in answer.stdout.splitlines()))
 
 
 def ledger_folder() -> Finding:

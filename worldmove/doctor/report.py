@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from worldmove.doctor.finding import Finding
+from worldmove.doctor.finding import Finding, ok
+from worldmove.doctor.gpu import GPU_CHECKS, Machine, look
 from worldmove.doctor.table import CHECKS, Check
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -23,10 +24,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Finding, ...]
 
 
-def examine(checks: Sequence[Check] = CHECKS) -> Report:
-    """Runs the checks one after another."""
-    findings = tuple(check() for check in checks)
-    return Report(ok=all(finding.status != "fail" for finding in findings), checks=findings)
+def examine(checks: Sequence[Check] = CHECKS, gpus: Machine | None = None) -> Report:
+    """Runs the checks one after another, and those of GPUs where there are any."""
+    findings = [check() for check in checks]
+    if gpus is None:
+        findings.append(ok("GPU", "none: sessions live in host memory"))
+    else:
+        findings += [check(gpus) for check in GPU_CHECKS]
+    return Report(ok=all(finding.status != "fail" for finding in findings), checks=tuple(findings))
 
 
 def run(json: bool = False) -> int:
@@ -35,7 +40,7 @@ def run(json: bool = False) -> int:
     Returns:
         The exit code: 0 unless a check failed.
     """
-    report = examine()
+    report = examine(gpus=look())
     if json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     else:

@@ -1,10 +1,10 @@
-"""Every check, in the order in which they are shown."""
+"""Every check of any machine, in the order in which they are shown; those of GPUs follow (`doctor.gpu`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from worldmove.doctor import kernel, machine
+from worldmove.doctor import container, kernel, machine, ucx
 from worldmove.doctor.finding import Finding
 
 Check = Callable[[], Finding]
@@ -12,17 +12,22 @@ Check = Callable[[], Finding]
 CHECKS: tuple[Check, ...] = (
     machine.python,
     machine.event_loop,
-    machine.ucx,
+    ucx.ucx,
+    ucx.fabric,
     machine.processors,
     machine.memory,
     machine.clock,
     machine.identity,
-    machine.gpu,
     machine.ledger_folder,
+    container.surroundings,
+    container.run_folder,
+    container.shared_memory,
+    container.locked_memory,
+    container.device_binding,
+    container.temporary_folder,
     kernel.memory_files,
     kernel.unix_sockets,
     kernel.processes,
     kernel.open_files,
     kernel.loopback,
-    kernel.shared_memory,
 )
