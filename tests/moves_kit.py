@@ -168,6 +168,7 @@ def check_receipt(receipt: Receipt, source: str, to: str, *, state_bytes: int, e
         assert len(receipt.rounds) == 1
     assert (receipt.lanes > 0) == (receipt.path == "staged")
     assert receipt.damaged == ()
+    assert receipt.repair_bytes == 0
     assert not receipt.missed
     times = (receipt.pause_ms, receipt.data_ms, receipt.commit_ms, receipt.resume_ms)
     pause, data, commit, resume = (time for time in times if time is not None)

@@ -122,7 +122,9 @@ async def test_damage_on_arrival_is_found_and_repaired(both: Bench) -> None:
     assert source != destination
     both.path.pulled()
     await both.inbound.repair()
-    assert both.path.pulled() == REGIONS[0].leaf_bytes
+    assert both.path.pulled() == REGIONS[0].leaf_bytes == both.inbound.repair_bytes
+    assert both.inbound.count.bytes == both.source.holding.manifest.nbytes
+    assert both.inbound.kept_bytes == 0
     assert both.inbound.damaged().size == 0
     assert both.inbound.damages() == (DamagedLeaf("k", 0, 1),)
     assert equal(both.source, both.target)

@@ -285,12 +285,36 @@ def test_rules_are_pure(row: Row) -> None:
 
 def test_the_first_reason_is_kept() -> None:
     given = machine("source", State.COPYING)
-    given.handle(p.Failed(code="deadline", message="too late"))
-    given.handle(m.Abort(code="cancelled", message="by an operator"))
+    given.handle(p.Failed(code="cancelled", message="by an operator"))
+    given.handle(p.Failed(code="process-lost", message="an executor"))
+    given.handle(m.Abort(code="connection-lost", message="the lane"))
     given.handle(p.PeerLost(message="reset"))
     actions = given.handle(p.RecordSettled(outcome="aborted"))
-    assert actions[-1] == p.Finish(code="deadline", message="too late")
+    assert actions[-1] == p.Finish(code="cancelled", message="by an operator")
     assert given.facts.peer_lost
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "kept"),
+    [
+        ("connection-lost", "deadline", "deadline"),
+        ("deadline", "connection-lost", "deadline"),
+        ("connection-lost", "connection-lost", "connection-lost"),
+        ("cancelled", "connection-lost", "cancelled"),
+        ("transport", "process-lost", "process-lost"),
+        ("process-lost", "worker-lost", "worker-lost"),
+    ],
+)
+def test_both_sides_keep_one_reason(source: str, destination: str, kept: str) -> None:
+    """Each has given up by itself when it hears the other: a cause says more than a silence."""
+    here, there = machine("source", State.FINISHING), machine("destination", State.FINISHING)
+    here.handle(p.Failed(code=source, message=f"source: {source}"))
+    there.handle(p.Failed(code=destination, message=f"destination: {destination}"))
+    here.handle(m.Abort(code=destination, message=f"destination: {destination}"))
+    there.handle(m.Abort(code=source, message=f"source: {source}"))
+    assert here.facts.code == there.facts.code == kept
+    assert here.facts.message == there.facts.message
+    assert {here.state, there.state} == {State.SETTLING}
 
 
 def test_a_lost_peer_has_a_code() -> None:

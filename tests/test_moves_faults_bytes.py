@@ -36,10 +36,14 @@ def fleet(nodes: Fleet) -> Iterator[Fleet]:
 def test_flipped_in_flight_once(fleet: Fleet) -> None:
     """The first chunk of the paused world is damaged: its leaf is found, sent again, and named."""
     pair = Pair(fleet, names=("once", "honest"))
-    (damage,) = pair.goes_over().damaged
+    receipt = pair.goes_over()
+    (damage,) = receipt.damaged
     (region,) = [region for region in pair.regions if region.name == damage.region]
     assert 0 <= damage.leaf < region.leaves
     assert damage.attempts == 1
+    assert receipt.repair_bytes == region.leaf_bytes
+    assert receipt.sent_bytes == receipt.state_bytes + receipt.repair_bytes
+    assert receipt.kept_bytes == 0
 
 
 def test_flipped_in_the_destination_s_memory(fleet: Fleet) -> None:

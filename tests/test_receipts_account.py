@@ -108,13 +108,15 @@ async def test_damaged_leaves_are_named(ledger: MemoryLedger) -> None:
             leaves=1,
             bytes=1,
             kept_bytes=7,
+            repair_bytes=5,
             ms=1.0,
             damaged=(m.DamagedLeaf("k", 3, 2),),
         )
     )
     found = await receipt(ledger, account, machine)
     assert [(one.region, one.leaf, one.attempts) for one in found.damaged] == [("k", 3, 2)]
-    assert found.kept_bytes == 7
+    assert (found.kept_bytes, found.repair_bytes) == (7, 5)
+    assert found.sent_bytes == sum(one.bytes for one in found.rounds) + 5
 
 
 async def test_a_receipt_that_cannot_be_kept_does_not_stop_the_move(ledger: MemoryLedger) -> None:

@@ -225,6 +225,7 @@ class DestinationMove(Driver):
             bytes=count.bytes,
             kept_bytes=inbound.kept_bytes,
             ms=count.ms,
+            repair_bytes=inbound.repair_bytes,
             damaged=inbound.damages(),
         )
         self.post(p.MemoryVerified(verified=verified))

@@ -48,6 +48,9 @@ class Inbound:
 
     Errors of the work that it spawns go to `on_error`; the owner then aborts the path and calls `stop`.
     `on_landed` is told the bytes of each batch that has landed.
+
+    Attributes:
+        repair_bytes: what was sent again because it was damaged; no round counts it.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Inbound:
         self._unread = asyncio.Semaphore(path.width * UNREAD_PER_SLOT)
         self._count = RoundCount(0, final=False, started=0.0)
         self._attempts: dict[int, int] = {}
+        self.repair_bytes = 0
         count = reader.memory.leaf_map.count
         self._asked = np.zeros(count, dtype=np.bool_)
         self._own: LeafTable
@@ -127,7 +131,9 @@ class Inbound:
         for leaf in wrong.tolist():
             self._attempts[leaf] = self._attempts.get(leaf, 0) + 1
         self._own.forget(wrong)
-        self._ask(wrong)
+        spans = self._reader.memory.leaf_map.runs(wrong)
+        self.repair_bytes += sum(span.length for span in spans)
+        self._tasks.spawn(self._bring(spans))
         await self._tasks.join()
 
     def damages(self) -> tuple[DamagedLeaf, ...]:

@@ -47,6 +47,7 @@ from worldmove.rules.common import (
     Table,
     give_up,
     give_up_unrecorded,
+    heard_too,
     late,
     replace,
     stay,
@@ -142,6 +143,7 @@ def _too_late(*states: State) -> Table:
 SOURCE: Table = {
     **_late((State.SETTLING, State.RECLAIMING), _LATE_AT_SOURCE),
     **_too_late(State.SETTLING, State.RECLAIMING, State.ADOPTED),
+    (State.SETTLING, m.Abort): heard_too(prefers_peer=True),
     (State.SETTLING, m.Adopted): stay(State.SETTLING),
     (State.REQUESTED, p.Start): source.start,
     (State.REQUESTED, m.Admitted): source.admitted,
@@ -172,6 +174,7 @@ SOURCE: Table = {
 DESTINATION: Table = {
     **_late((State.SETTLING, State.RECLAIMING), _LATE_AT_DESTINATION),
     **_too_late(State.SETTLING, State.RECLAIMING),
+    (State.SETTLING, m.Abort): heard_too(prefers_peer=False),
     (State.REQUESTED, m.Hello): destination.hello,
     (State.REQUESTED, p.AdmitOk): destination.admitted,
     (State.REQUESTED, p.AdmitRefused): destination.refused,

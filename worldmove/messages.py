@@ -180,13 +180,17 @@ class DamagedLeaf(msgspec.Struct, frozen=True):
 
 
 class Verified(Message, frozen=True, kw_only=True):
-    """Destination → source: what lies in memory here has this root; what the final round took."""
+    """Destination → source: what lies in memory here has this root; what the final round took.
+
+    `kept_bytes` of the state were there before that round; `repair_bytes` came after it, in place of damage.
+    """
 
     root: RootHex
     leaves: Count
     bytes: Count
     kept_bytes: Count
     ms: float
+    repair_bytes: Count = 0
     damaged: Annotated[tuple[DamagedLeaf, ...], Meta(max_length=10_000)] = ()
 
 

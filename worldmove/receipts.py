@@ -101,6 +101,7 @@ class Account:
     def _make(self, machine: Machine, epoch: int) -> Receipt:
         facts = machine.facts
         verified = self._verified
+        repaired = verified.repair_bytes if verified else 0
         rounds = tuple(
             RoundView(
                 number=number,
@@ -127,8 +128,9 @@ class Account:
             epoch=self._committed.epoch if self._committed else epoch,
             block=self.block,
             state_bytes=self.hello.manifest.nbytes,
-            sent_bytes=sum(taken.bytes for taken in facts.rounds),
+            sent_bytes=sum(taken.bytes for taken in facts.rounds) + repaired,
             kept_bytes=verified.kept_bytes if verified else 0,
+            repair_bytes=repaired,
             rounds=rounds,
             damaged=tuple(
                 Damage(region=leaf.region, leaf=leaf.leaf, attempts=leaf.attempts)

@@ -171,7 +171,11 @@ class Damage(View, frozen=True, kw_only=True):
 
 
 class Receipt(View, frozen=True, kw_only=True):
-    """The permanent record of a move that got as far as copying or further."""
+    """The permanent record of a move that got as far as copying or further.
+
+    `sent_bytes` are those of all rounds, and the `repair_bytes` that came again in place of damaged leaves;
+    `kept_bytes` of the state were at the destination before the last round.
+    """
 
     migration_id: str
     session_id: str
@@ -199,6 +203,7 @@ class Receipt(View, frozen=True, kw_only=True):
     finished_at: str
     code: str | None = None
     reason: str | None = None
+    repair_bytes: int = 0
 
 
 class MigrationView(View, frozen=True, kw_only=True):

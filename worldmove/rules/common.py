@@ -113,6 +113,26 @@ def note_reason(facts: Facts, event: p.Failed | p.PeerLost | m.Abort) -> Facts:
     return replace(facts, code=code, message=event.message)
 
 
+SYMPTOMS = {"connection-lost": 0, "peer": 0, "transport": 0, "deadline": 1}
+"""How much less these reasons say than others: what ends on one side is seen as a silence on the other."""
+
+
+def heard_too(*, prefers_peer: bool) -> Rule:
+    """The answer to the peer's reason, where this side has given up already: the better one is kept.
+
+    Args:
+        prefers_peer: of two that say equally much, the peer's. So both sides keep the same one.
+    """
+
+    def rule(facts: Facts, event: m.Abort) -> Step:
+        mine, theirs = SYMPTOMS.get(facts.code or "peer", 2), SYMPTOMS.get(event.code, 2)
+        if theirs > mine or (theirs == mine and prefers_peer):
+            facts = replace(facts, code=event.code, message=event.message)
+        return Step(State.SETTLING, facts)
+
+    return rule
+
+
 def tell(event: p.Failed | p.PeerLost | m.Abort) -> tuple[Action, ...]:
     """The peer learns of a failure on this side, not of its own."""
     if isinstance(event, p.Failed):
