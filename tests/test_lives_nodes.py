@@ -141,7 +141,7 @@ def test_a_stopped_incarnation_that_wakes_up_changes_nothing(fleet: Fleet) -> No
     goes_on(actor, twin)
 
 
-def test_what_a_stopped_destination_would_write_is_ended_before_its_memory_is_lent_again(fleet: Fleet) -> None:
+def test_a_stopped_destination_is_ended_before_its_memory_is_lent_again(fleet: Fleet) -> None:
     session, actor, twin = begins(fleet, "late")
     target, arriving = stands_by(fleet, "B")
     node = fleet["B"]

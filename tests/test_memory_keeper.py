@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from memory_kit import ended, holders, open_descriptors, pattern
 
-from worldmove.errors import NotFoundError, ProcessLostError, ValidationError
+from worldmove.errors import FencedError, NotFoundError, ProcessLostError, ValidationError
 from worldmove.ipc import HEADER, MAGIC, close_all
 from worldmove.memory.arena import create_arena
 from worldmove.memory.keeping import Keeper
@@ -277,3 +277,29 @@ async def test_another_user_is_not_served(keeper: Keeper, path: Path) -> None:
         other = await asyncio.create_subprocess_exec(sys.executable, "-c", ANOTHER_USER, path, stdout=PIPE)
         said, _ = await other.communicate()
         assert said.strip() == expected
+
+
+async def test_after_a_claim_only_the_claimant_changes_anything(run_dir: Path) -> None:
+    path = run_dir / "keeper.sock"
+    first = await Keeper.start(path, claim=True)
+    plain = await Keeper.start(path)
+    fd = create_arena(4096, "kept")
+    try:
+        await first.put("a", b"1", [fd])
+        with pytest.raises(FencedError):
+            await plain.put("a", b"2", [fd])
+        second = await Keeper.start(path, claim=True)
+        for former in (first, plain):
+            with pytest.raises(FencedError):
+                await former.put("a", b"2", [fd])
+            with pytest.raises(FencedError):
+                await former.drop("a")
+        meta, fds = await first.get("a")
+        close_all(fds)
+        assert meta == b"1"
+        await second.drop("a")
+        assert await plain.keys() == []
+    finally:
+        os.close(fd)
+        for keeper in (first, plain, second):
+            await keeper.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from worldmove import messages as m
@@ -161,13 +161,25 @@ class SessionBook:
         self._node = node
         self._url = url
         self._sessions: dict[str, Session] = {}
+        self._busy: dict[str, Session] = {}
         self._feeds: OrderedDict[str, Feed[SessionEvent]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[Session]:
-        return iter(self._sessions.values())
+    def states(self) -> Counter[str]:
+        """How many sessions are in each state; most of a large number have no worker, and are counted only."""
+        states = Counter[str](str(session.state) for session in self._busy.values())
+        states["unattended"] += len(self._sessions) - len(self._busy)
+        return states
+
+    def _note(self, session: Session) -> None:
+        """Keeps in mind whether the session's state has to be looked at."""
+        here = self._sessions.get(session.id) is session
+        if here and (session.move is not None or session.slot.ranks.state != "unattended"):
+            self._busy[session.id] = session
+        else:
+            self._busy.pop(session.id, None)
 
     def get(self, session_id: str) -> Session | None:
         """The session, if this node holds it."""
@@ -187,6 +199,7 @@ class SessionBook:
         """A session ends here; its workers hear why, and its memory goes."""
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
+            self._busy.pop(session.id, None)
         self.host.close_slot(session.slot, answer)
 
     def feed(self, session_id: str) -> Feed[SessionEvent]:
@@ -202,6 +215,7 @@ class SessionBook:
         self, session: Session, kind: Any, *, owner: str | None = None, endpoint: str | None = None
     ) -> None:
         """Tells whoever reads the session's feed what has changed."""
+        self._note(session)
         feed = self.feed(session.id)
         view = session.view(owner or self._node, self._url)
         if owner is not None:

@@ -1,4 +1,4 @@
-"""`worldmove demo`, `soak`, `bench` and `doctor`: thin commands over programs that are loaded when asked for."""
+"""`worldmove demo`, `soak`, `bench` and `doctor`: thin commands over programs that are loaded only then."""
 
 from __future__ import annotations
 
@@ -117,3 +117,21 @@ def bench_boundary(
 ) -> None:
     """What a boundary costs a worker while no move wants the state."""
     _run("worldmove.bench.boundary", json=json, calls=calls)
+
+
+@bench_app.command("scale")
+def bench_scale(
+    *,
+    sessions: Annotated[
+        int | None, typer.Option(min=1, max=10**6, show_default=False, help="Sessions at one node.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, max=5000, show_default=False, help="Worlds that generate meanwhile.")
+    ] = None,
+    moves: Annotated[
+        int | None, typer.Option(min=1, max=1000, show_default=False, help="Moves asked for at once.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """How a node answers that has thousands of sessions, hundreds of workers, and moves under way."""
+    _run("worldmove.bench.scale", json=json, sessions=sessions, workers=workers, moves=moves)

@@ -13,6 +13,7 @@ from worldmove.hosting.slots import Slot, SlotRecord
 from worldmove.hosting.spare import Spare
 from worldmove.ipc import close_all
 from worldmove.manifest import LeafMap, Manifest
+from worldmove.memory.limits import check_descriptors
 from worldmove.page.control import ControlPage, create_page
 from worldmove.page.messages import Adopted
 
@@ -41,7 +42,12 @@ def make_slot(
     incarnation: int,
     epoch: int,
 ) -> Slot:
-    """A new slot around memory that exists; the holding is the slot's, unless this raises."""
+    """A new slot around memory that exists; the holding is the slot's, unless this raises.
+
+    Raises:
+        NoMemoryError: there are no descriptors left for one more.
+    """
+    check_descriptors()
     return Slot(
         key=secrets.token_hex(8),
         slot_id=name.id,

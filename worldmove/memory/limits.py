@@ -7,10 +7,16 @@ so this is asked before anything is allocated.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+from worldmove.errors import NoMemoryError
+
+SPARE_DESCRIPTORS = 256
+"""What no session may take: for lanes, executors, connections and the ledger."""
 
 
 class MemoryView(NamedTuple):
@@ -78,3 +84,25 @@ def raise_descriptor_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return hard
     return soft
+
+
+def check_descriptors() -> None:
+    """Checks that descriptors are left for what has to go on, beside what is about to be made.
+
+    The kernel gives out the lowest number that is free, so that number says how many are in use.
+
+    Raises:
+        NoMemoryError: fewer than `SPARE_DESCRIPTORS` are left.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        lowest = os.dup(0)
+        os.close(lowest)
+    except OSError:
+        lowest = limit
+    if limit - lowest < SPARE_DESCRIPTORS:
+        raise NoMemoryError(
+            f"{limit} descriptors are allowed and nearly all in use (LimitNOFILE, ulimit -n)",
+            required=SPARE_DESCRIPTORS,
+            available=max(limit - lowest, 0),
+        )

@@ -218,7 +218,7 @@ class Registrar:
         return [
             self._fenced(waiting.slot)
             for name, waiting in self._recovery.unsettled.items()
-            if waiting.reason is not None and name not in known
+            if waiting.slot.ranks.state == "fenced" and waiting.reason is not None and name not in known
             if (after or "") < name and (last is None or name < last)
         ]
 

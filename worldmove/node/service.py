@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -24,6 +23,7 @@ from worldmove.ledger import open_ledger
 from worldmove.ledger.base import Ledger
 from worldmove.ledger.lease import Liveness
 from worldmove.ledger.records import Claim, NodeInfo
+from worldmove.memory.limits import raise_descriptor_limit
 from worldmove.node.admitting import Admission
 from worldmove.node.devices import Devices
 from worldmove.node.keepers import Keepers
@@ -36,6 +36,7 @@ from worldmove.node.resolving import Decision
 from worldmove.node.showing import boot_id, standby_views
 from worldmove.node.snapshots import Snapshots
 from worldmove.node.tenure import Tenure
+from worldmove.rings import Rings
 from worldmove.sessions import SessionBook
 from worldmove.tasks import Tasks
 from worldmove.tls import NodeTls
@@ -62,6 +63,7 @@ from worldmove.views import (
 LEASE_S = 5.0
 GATE_BURST_S = 0.02
 MIN_BURST = 1 << 20
+MIN_LANES = 16
 PEER_SOCKET = "peer.sock"
 KEEPER_SOCKET = "keeper.sock"
 LOST_TOLD = 100
@@ -94,11 +96,14 @@ class Node:
         self._devices = Devices(settings, self._on_process_event)
         self._executors = self._devices.executors
         self._lanes = LanePool(
+            spare=settings.lanes,
+            limit=max(MIN_LANES, 2 * settings.lanes),
             stall_ms=int(settings.stall_ms),
             device=settings.lane_device,
             faults=settings.faults,
             on_event=self._on_process_event,
         )
+        self._rings = Rings(self._executors, self._devices, keep=2 * settings.lanes)
         self._faults = Equipment.of(settings, keeper=lambda: self._keepers.pid)
         self._keepers = Keepers(settings.run_dir / KEEPER_SOCKET)
         self._ledger: Ledger | None = None
@@ -117,6 +122,7 @@ class Node:
         Raises:
             LedgerError, ProcessLostError, ConfigError: something that a node needs cannot be had.
         """
+        descriptors = raise_descriptor_limit()
         self._ledger = await open_ledger(self.settings.ledger)
         if self._faults is not None:
             self._ledger = await self._faults.start(self._ledger)
@@ -148,7 +154,13 @@ class Node:
         self._tasks.spawn(self._lease.keep(self._ledger), name="lease")
         replaced = partial(self._metrics.process_lost, "keeper")
         self._tasks.spawn(self._keepers.mind(self._host, self._ledger, replaced), name="keeper")
-        self.log.info("node started", incarnation=self.incarnation, url=self.url, recovered=len(found))
+        self.log.info(
+            "node started",
+            incarnation=self.incarnation,
+            url=self.url,
+            recovered=len(found),
+            descriptors=descriptors,
+        )
 
     async def _tell_lost(self) -> None:
         """Says which sessions nobody holds any more: the host was started again, or all on it has ended."""
@@ -173,6 +185,7 @@ class Node:
             boot_id=self._boot_id,
             ledger=ledger,
             lanes=self._lanes,
+            rings=self._rings,
             executors=self._executors,
             gate=Gate(rate, burst),
             door=self._door,
@@ -237,6 +250,7 @@ class Node:
         if self._host is not None:
             await self._host.close()
         await self._lanes.close()
+        await self._rings.close()
         await self._executors.close()
         await self._keepers.close()
         if self._ledger is not None:
@@ -375,7 +389,7 @@ class Node:
 
     def metrics(self) -> bytes:
         """Prometheus text."""
-        states = Counter(str(session.state) for session in self._book)
+        states = self._book.states()
         states["lost"] += len(self._lost)
         states["fenced"] += sum(one.slot.session_id is not None for one in self._recovery.unsettled.values())
         gauges = {

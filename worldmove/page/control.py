@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import mmap
 import os
 import platform
 import struct
@@ -27,8 +26,9 @@ from enum import IntEnum
 from typing import Final
 
 from worldmove.errors import ConflictError, FramingError, ManifestError, ValidationError
-from worldmove.ipc import map_shared, sealed_memfd
+from worldmove.ipc import sealed_memfd
 from worldmove.manifest import MAX_HOST_STATE, MAX_RANKS
+from worldmove.mapping import SharedMapping
 
 MAGIC: Final = 0x3130_4547_4150_4D57
 """The bytes `WMPAGE01`."""
@@ -125,8 +125,8 @@ def create_page(ranks: int, host_state_bytes: int, *, incarnation: int, epoch: i
     size = page_bytes(ranks, host_state_bytes)
     fd = sealed_memfd("worldmove-page", size)
     try:
-        mapping = map_shared(fd, size)
-        with memoryview(mapping) as raw, raw.cast("Q") as words:
+        mapping = SharedMapping(fd, size)
+        with mapping.view.cast("Q") as words:
             stride = RANK_BYTES + 2 * slot_capacity(host_state_bytes)
             for rank in range(ranks):
                 base = (HEADER_BYTES + rank * stride) // _WORD
@@ -175,8 +175,8 @@ class ControlPage:
         if size < HEADER_BYTES:
             raise FramingError(f"a control page has at least {HEADER_BYTES} bytes, this one {size}")
         self._fd = fd
-        self._mapping: mmap.mmap = map_shared(fd, size)
-        self._raw = memoryview(self._mapping)
+        self._mapping = SharedMapping(fd, size)
+        self._raw = self._mapping.view
         self.words = self._raw.cast("Q")
         self.fence = make_fence()
         self.ranks = self.words[_RANKS]
@@ -199,7 +199,6 @@ class ControlPage:
     def close(self) -> None:
         """Unmaps the page; further use raises `ValueError`."""
         self.words.release()
-        self._raw.release()
         self._mapping.close()
 
     @property
