@@ -168,7 +168,7 @@ class SessionBook:
         return len(self._sessions)
 
     def states(self) -> Counter[str]:
-        """How many sessions are in each state; most of a large number have no worker, and are counted only."""
+        """How many sessions are in each state; most of a large number have no worker: counted only."""
         states = Counter[str](str(session.state) for session in self._busy.values())
         states["unattended"] += len(self._sessions) - len(self._busy)
         return states

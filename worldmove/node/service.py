@@ -13,7 +13,6 @@ from worldmove.config import Settings
 from worldmove.descriptors import DescriptorDoor
 from worldmove.driver import PeerChannel, Services
 from worldmove.errors import LedgerError, WorldMoveError
-from worldmove.executor.pool import ExecutorPool
 from worldmove.faults.equipment import Equipment
 from worldmove.gate import Gate
 from worldmove.hosting.host import Host
