@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 
 from worldmove.cuda.memory import Device, Mapping
-from worldmove.errors import TransportError, ValidationError
+from worldmove.errors import DeviceError, TransportError, ValidationError
 from worldmove.executor.messages import CopyPiece, Digest, Fill
 from worldmove.ipc import map_shared
 from worldmove.kernels.leaf_digest_cuda import LeafDigest
@@ -23,6 +23,8 @@ ENGINE_BYTES = 1 << 20
 """From this size on a piece goes to a copy engine by itself; smaller ones share one kernel."""
 
 _DEFAULT_DIRECTION = 4
+_SUCCESS = 0
+_NOT_READY = 600
 
 
 class Attached(NamedTuple):
@@ -44,6 +46,17 @@ class Begun(NamedTuple):
 
     event: cupy.cuda.Event
     keep: Any = None
+
+    def done(self) -> bool:
+        """Whether it is done; costs a microsecond.
+
+        Raises:
+            DeviceError: it failed, and the context with it.
+        """
+        status = cupy.cuda.runtime.eventQuery(self.event.ptr)
+        if status not in (_SUCCESS, _NOT_READY):
+            raise DeviceError(f"work on the device failed with cudaError {status}")
+        return bool(status == _SUCCESS)
 
 
 class Gpu:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+from functools import partial
 
 from worldmove.errors import TransportError, ValidationError
 from worldmove.executor.messages import (
@@ -21,7 +22,7 @@ from worldmove.executor.messages import (
     Reply,
     Request,
 )
-from worldmove.executor.serving import Answer, Tasks, options, prepare, run
+from worldmove.executor.serving import Answer, Tasks, options, prepare, run, serve
 from worldmove.ipc import close_all, map_shared
 from worldmove.kernels.leaf_digest import DIGEST_BYTES, digest_leaves, hash_bytes, leaf_count
 
@@ -124,7 +125,7 @@ def main(argv: list[str]) -> int:
     """Runs the executor on the inherited socket `--fd`."""
     given = options("worldmove.executor.host").parse_args(argv)
     prepare(given)
-    return run(given, _work)
+    return run(given, partial(serve, _work))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The program of an executor: an event loop that only moves messages, and one thread that works.
+"""What the programs of executors have in common, and how one is served that works in a thread of its own.
 
 Hashing a leaf of up to 64 KiB holds the interpreter lock and would stall any loop in its thread for
 milliseconds. The program ends when its control socket closes, and with its node.
@@ -18,7 +18,8 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import uvloop
 
@@ -38,8 +39,8 @@ Work = Callable[[Tasks, Answer], None]
 """What the working thread runs: takes requests for ever, and answers each once."""
 
 
-async def serve(channel: Channel[Request], work: Work) -> None:
-    """Passes requests to `work` and its answers back, until the socket closes."""
+async def serve(work: Work, channel: Channel[Request]) -> None:
+    """Passes requests to `work`, which has a thread of its own, and its answers back."""
     loop = asyncio.get_running_loop()
     tasks: Tasks = queue.SimpleQueue()
     replies: asyncio.Queue[tuple[Reply, Sequence[int]]] = asyncio.Queue()
@@ -105,11 +106,11 @@ def prepare(given: argparse.Namespace) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
-def run(given: argparse.Namespace, work: Work) -> int:
-    """Serves the inherited socket until it closes, and ends the process; returns only on an error."""
+def run(given: argparse.Namespace, program: Callable[[Channel[Request]], Coroutine[Any, Any, None]]) -> int:
+    """Runs `program` on the inherited socket until that closes, and ends the process; returns on an error."""
     channel: Channel[Request] = Channel(socket.socket(fileno=given.fd), Request)
     try:
-        uvloop.run(serve(channel, work))
+        uvloop.run(program(channel))
     except FramingError as error:
         sys.stderr.write(f"executor {os.getpid()}: {error}\n")
         return 1

@@ -42,6 +42,8 @@ class Event:
     def __init__(self, **_options):
         pass
 
+    ptr = 0
+
     def record(self, stream=None):
         pass
 
@@ -83,6 +85,7 @@ runtime = SimpleNamespace(
     memsetAsync=_set,
     memset=_set,
     getDeviceCount=lambda: 2,
+    eventQuery=lambda _event: 0,
 )
 driver = SimpleNamespace(CUDADriverError=CUDADriverError)
 compiler = SimpleNamespace(CompileException=CompileException)
