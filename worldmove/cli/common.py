@@ -95,10 +95,11 @@ def report(error: WorldMoveError, as_json: bool) -> None:
         emit({"error": msgspec.to_builtins({"code": code, "message": error.message} | facts, enc_hook=str)})
         return
     console = stderr()
-    console.print(f"error: {error.message} ({code})", markup=False, soft_wrap=True, style="red")
+    message = f"error: {error.message} ({code})"
+    console.print(message, markup=False, highlight=False, soft_wrap=True, style="red")
     if not isinstance(error, ConfigError | ValidationError):
         for name in sorted(facts.keys() - {"status", "url"}):
-            console.print(f"  {name}: {facts[name]}", markup=False, soft_wrap=True)
+            console.print(f"  {name}: {facts[name]}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
