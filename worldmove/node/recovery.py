@@ -25,6 +25,8 @@ from worldmove.reading import Reader
 from worldmove.sessions import SessionBook
 
 RETRY_S = 0.2
+AWAY_TIMES = 10
+"""How long a standby's worker may take to find the node again, in times that a peer may be silent."""
 OPERATOR_S = 2.0
 """How often a record is looked at again that only an operator can settle."""
 log = structlog.get_logger(__name__)
@@ -82,6 +84,18 @@ class Recovery:
         finally:
             del self.unsettled[name]
             waiting.settled.set()
+        if self._host.standbys.get(slot.id) is slot:
+            await self._await_worker(slot)
+
+    async def _await_worker(self, slot: Slot) -> None:
+        """Forgets a standby to which no worker comes back: it is of no use to anybody else.
+
+        Its worker died with the former incarnation, or never had its tickets.
+        """
+        await asyncio.sleep(AWAY_TIMES * self._services.settings.peer_timeout_ms / 1000)
+        if self._host.standbys.get(slot.id) is slot and not slot.ranks.attended and slot.bound is None:
+            log.warning("the standby's worker has not come back", standby=slot.id)
+            self._host.close_slot(slot, Ended("its worker has not come back to its node"))
 
     async def _tried(self, waiting: Unsettled) -> bool:
         slot = waiting.slot
