@@ -77,7 +77,7 @@ def test_transports_are_those_of_the_installed_library() -> None:
 
 def test_the_wheels_ucx_is_the_one_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ucx.system_wanted()
-    assert ucx.wheels_own(ucx.loaded())
+    assert len(ucx.wheels_own(ucx.loaded())) >= 3
     monkeypatch.setenv(ucx.SWITCH, "true")
     if ucx.wheels_own(ucx.loaded()):
         finding = ucx.ucx()

@@ -17,16 +17,16 @@ SWITCH = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"
 
 INFINIBAND = Path("/sys/class/infiniband")
 NO_SYSTEM_UCX = (
-    f"{SWITCH} is set, and libucs.so, libucs_signal.so, libuct.so, libucp.so were not found: the wheel's are "
-    "used without a word. Install UCX 1.19 to 1.21 with these names without a version (its -dev package), "
-    "or put its folder into LD_LIBRARY_PATH."
+    f"{SWITCH} is set, and not all of libucs.so, libucs_signal.so, libuct.so and libucp.so were found: for "
+    "each that is missing the wheel's is taken without a word. Install UCX 1.19 to 1.21 with these very names "
+    "(its -dev package has them), or put its folder into LD_LIBRARY_PATH."
 )
 
 _LOADED = """
 import libucx, re
 libucx.load_library()
 maps = open("/proc/self/maps").read()
-print(next(iter(re.findall(r"(/\\S*/libucp\\.so\\S*)", maps)), ""))
+print("\\n".join(sorted(set(re.findall(r"/\\S*/libuc[pst]\\S*", maps)))))
 """
 
 
@@ -47,9 +47,10 @@ def ucx() -> Finding:
     listed = ", ".join(sorted(transports)) or "unknown"
     found = f"{wheel} {version}, UCX {_ucx_version()}; transports: {listed}"
     if system_wanted():
-        if wheels_own(loaded()):
-            return warn(name, found, NO_SYSTEM_UCX)
-        found = f"{found}; the system's: {loaded()}"
+        files = loaded()
+        if wheels_own(files) or not files:
+            return warn(name, f"{found}; loaded: {', '.join(files)}", NO_SYSTEM_UCX)
+        found = f"{found}; the system's: {', '.join(files)}"
     if "tcp" not in transports:
         return warn(name, found, "The tcp transport was not found; lanes need it.")
     return ok(name, found)
@@ -86,17 +87,17 @@ def system_wanted() -> bool:
     return os.environ.get(SWITCH, "false").lower() != "false"
 
 
-def loaded() -> str:
-    """The file of UCX that a process of ours loads; empty where it loads none."""
+def loaded() -> list[str]:
+    """The files of UCX that a process of ours loads; empty where it loads none."""
     answer = subprocess.run(
         [sys.executable, "-c", _LOADED], capture_output=True, text=True, timeout=20, check=False
     )
-    return answer.stdout.strip()
+    return answer.stdout.split()
 
 
-def wheels_own(path: str) -> bool:
-    """Whether a library lies in UCX's wheel."""
-    return any(path.startswith(f"{folder}/") for folder in _folders())
+def wheels_own(files: list[str]) -> list[str]:
+    """Those libraries that lie in UCX's wheel."""
+    return [file for file in files if any(file.startswith(f"{folder}/") for folder in _folders())]
 
 
 def ucx_transports() -> set[str]:

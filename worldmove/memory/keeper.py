@@ -4,6 +4,9 @@
 and ends: status 0 when it listens, 3 when another one already does. It serves its own user only, and ends by
 itself when nobody is connected and either nothing is held, or its socket is gone from the file system (so
 that nobody could ever fetch what it holds).
+
+`… keeper --stay SOCKET_PATH` is for a container of the keeper's own: it makes the folder (mode 0700), stays
+in the foreground, and waits for its node also while it holds nothing.
 """
 
 from __future__ import annotations
@@ -77,9 +80,10 @@ class _Holding:
 class _Service:
     """Accepts connections until there is nothing left to live for."""
 
-    def __init__(self, listener: socket.socket, path: Path) -> None:
+    def __init__(self, listener: socket.socket, path: Path, *, stay: bool) -> None:
         self._listener = listener
         self._path = path
+        self._stay = stay
         self._inode = path.stat().st_ino
         self._holding = _Holding()
         self._clients: set[asyncio.Task[None]] = set()
@@ -123,7 +127,7 @@ class _Service:
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
-        if not self._clients and not (self._holding and self._reachable):
+        if not self._clients and not (self._reachable and (self._holding or self._stay)):
             self._grace = self._loop.call_later(GRACE_S, self._end)
 
     def _end(self) -> None:
@@ -226,19 +230,22 @@ def _leave_behind() -> bool:
     return True
 
 
-async def _run(listener: socket.socket, path: Path) -> None:
-    await _Service(listener, path).run()
+async def _run(listener: socket.socket, path: Path, *, stay: bool) -> None:
+    await _Service(listener, path, stay=stay).run()
 
 
 def main(argv: list[str]) -> int:
-    """Starts a keeper at the socket path `argv[0]`; returns the exit status of module's description."""
-    path = Path(argv[0]).absolute()
+    """Starts a keeper at the socket path `argv[-1]`; returns the exit status of module's description."""
+    path = Path(argv[-1]).absolute()
+    stay = argv[0] == "--stay"
+    if stay:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     raise_descriptor_limit()
     listener = _listen(path)
     if listener is None:
         return OTHER_KEEPER
-    if _leave_behind():
-        uvloop.run(_run(listener, path))
+    if stay or _leave_behind():
+        uvloop.run(_run(listener, path, stay=stay))
     return LISTENING
 
 
