@@ -138,6 +138,7 @@ def side(role: Role, ledger: FlakyLedger | None = None) -> Side:
         boot_id="boot",
         ledger=cast(Any, ledger),
         lanes=cast(Any, None),
+        rings=cast(Any, None),
         executors=cast(Any, None),
         gate=cast(Any, None),
         door=cast(Any, None),

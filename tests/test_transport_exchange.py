@@ -15,7 +15,8 @@ from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, T
 from worldmove.manifest import Span
 from worldmove.transport import framing
 from worldmove.transport.base import Connection
-from worldmove.transport.exchange import Destination, Source, examine, introduce, take, welcome
+from worldmove.transport.exchange import Destination, Source, take
+from worldmove.transport.handshake import examine, introduce, welcome
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import CHUNK, Kind
 from worldmove.transport.memory import Fault, MemoryNetwork, MemoryTransport

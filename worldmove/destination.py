@@ -155,7 +155,7 @@ class DestinationMove(Driver):
         await self._reader.open()
         opening = Opening(self.services, self.hello, action.begin)
         near = self._bound().path == "local"
-        self._path = await (opening.local(self._reader) if near else opening.staged(self._bound().memory))
+        self._path = await (opening.local(self._reader) if near else opening.staged(self._reader))
         self._path.lost.add_done_callback(self._on_path_lost)
         self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed)
         await self._inbound.open()

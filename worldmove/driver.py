@@ -28,6 +28,7 @@ from worldmove.ledger.base import Ledger
 from worldmove.ledger.records import Claim, SessionRecord, fate
 from worldmove.machine import Machine, Role
 from worldmove.protocol import State
+from worldmove.rings import Rings
 from worldmove.rounds import RoundPolicy
 from worldmove.tasks import Tasks
 from worldmove.transport.pool import LanePool
@@ -93,6 +94,7 @@ class Services:
     boot_id: str
     ledger: Ledger
     lanes: LanePool
+    rings: Rings
     executors: Pools
     gate: Gate
     door: DescriptorDoor

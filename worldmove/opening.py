@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from worldmove import messages as m
 from worldmove.descriptors import fetch
 from worldmove.driver import Services
 from worldmove.errors import FramingError
-from worldmove.hosting.memory import Holding
 from worldmove.ipc import close_all
+from worldmove.offering import regions_of
 from worldmove.paths import LocalPath, Path, StagedPath, foreign_memory
 from worldmove.reading import Reader
-from worldmove.transport.pool import LaneRegion
+from worldmove.staging import RingLane, RingPath, Stage, lease, needs_ring
 
 
 class Opening:
@@ -47,24 +49,24 @@ class Opening:
             close_all(fds)
         return LocalPath(source, target)
 
-    async def staged(self, memory: Holding) -> Path:
-        """Leases lanes into `memory` and connects them to the source's.
+    async def staged(self, target: Reader) -> Path:
+        """Leases lanes into `target`'s memory and connects them to the source's.
 
         Raises:
             FramingError: no lane was offered.
             WorldMoveError: a lane can't be had or connected; none is left then.
         """
-        services, lanes = self._services, []
-        extents = [(fd, extent.nbytes) for fd, extent in zip(memory.fds, memory.extents, strict=True)]
-        regions = [
-            LaneRegion(place.extent, place.offset, region.nbytes)
-            for place, region in zip(memory.places, memory.manifest.regions, strict=True)
-        ]
         if not self._begin.lanes:
             raise FramingError("begin offers no lanes, the staged path needs one")
+        if needs_ring(target.memory):
+            return await self._through_rings(target)
+        services, memory, lanes = self._services, target.memory, []
+        extents = [(fd, extent.nbytes) for fd, extent in zip(memory.fds, memory.extents, strict=True)]
         try:
             for offer in self._begin.lanes[: services.settings.lanes]:
-                lane = await services.lanes.lease(self._hello.move_id, extents, regions, writable=True)
+                lane = await services.lanes.lease(
+                    self._hello.move_id, extents, regions_of(memory), writable=True
+                )
                 lanes.append(lane)
                 await lane.connect(offer.host, offer.port, offer.token, self._timeout_ms)
         except BaseException:
@@ -72,3 +74,21 @@ class Opening:
                 lane.abort()
             raise
         return StagedPath(lanes, services.gate)
+
+    async def _through_rings(self, target: Reader) -> Path:
+        services = self._services
+        leased: list[RingLane] = []
+        stage = Stage(target, services.executors)
+        try:
+            for offer in self._begin.lanes[: services.settings.lanes]:
+                one = await lease(
+                    services.rings, services.lanes, self._hello.move_id, target.memory, writable=True
+                )
+                leased.append(one)
+                await one.lane.connect(offer.host, offer.port, offer.token, self._timeout_ms)
+        except BaseException:
+            path = RingPath(leased, stage, services.gate, services.rings)
+            path.abort()
+            await asyncio.shield(asyncio.ensure_future(path.quiet()))
+            raise
+        return RingPath(leased, stage, services.gate, services.rings)

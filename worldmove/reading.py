@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -16,6 +14,7 @@ from worldmove.executor.devices import Pools
 from worldmove.executor.messages import CopyPiece, Piece
 from worldmove.hosting.memory import Holding
 from worldmove.manifest import Span
+from worldmove.tasks import each
 
 OnRead = Callable[[int, int], None]
 """Called with (first leaf, number of leaves) as parts of a reading are done."""
@@ -109,7 +108,7 @@ class Reader:
                 if on_read is not None:
                     on_read(first, count)
 
-        await _each(
+        await each(
             [
                 self._pools.of(device).digest(keys[device], self.seed, some, urgent=urgent, on_part=part)
                 for device, some in pieces.items()
@@ -132,7 +131,7 @@ class Reader:
                     span.length,
                 )
             )
-        await _each([self._pools.of(device).copy(some, urgent=urgent) for device, some in pieces.items()])
+        await each([self._pools.of(device).copy(some, urgent=urgent) for device, some in pieces.items()])
 
     async def region_digests(self, table: LeafTable, *, urgent: bool = False) -> list[bytes]:
         """BLAKE2b-256 of every region's leaf digests, in manifest order."""
@@ -215,6 +214,16 @@ class Reader:
             await pool.settle(key)
             await pool.detach(key)
 
+    def locate(self, region: int, offset: int) -> tuple[str, int, int]:
+        """Where a byte of a region lies: its device, and key and offset there.
+
+        Raises:
+            ValidationError: the memory is not open.
+        """
+        place = self.memory.places[region]
+        device = self.memory.extents[place.extent].device
+        return device, self._key(place.extent, device), place.offset + offset
+
     def _key(self, extent: int, device: str) -> int:
         key = self._keys.get((extent, device))
         if key is None:
@@ -231,16 +240,6 @@ class Reader:
         leaf = int(self.memory.leaf_map.leaf_bytes[span.region])
         key = self._key(place.extent, device)
         return device, Piece(key, place.offset + span.offset, span.length, leaf, first)
-
-
-async def _each(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Runs the jobs of all devices at once; the first error once all have ended."""
-    if len(jobs) == 1:
-        await jobs[0]
-        return
-    for outcome in await asyncio.gather(*jobs, return_exceptions=True):
-        if outcome is not None:
-            raise outcome
 
 
 def _leaf_ranges(pieces: Sequence[Piece]) -> list[tuple[int, int]]:

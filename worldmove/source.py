@@ -19,12 +19,13 @@ from worldmove.hosting.slots import Slot
 from worldmove.ledger import records
 from worldmove.ledger.records import MoveRef, SessionRecord
 from worldmove.machine import Role
+from worldmove.offering import Serving
 from worldmove.protocol import State
 from worldmove.reading import Reader
 from worldmove.receipts import Account
 from worldmove.rounds import RoundPolicy
 from worldmove.sessions import Session
-from worldmove.transport.pool import Lane, LaneRegion
+from worldmove.staging import Stage, needs_ring
 
 Connect = Callable[[], Awaitable[PeerChannel]]
 DOUBT_POLL_S = 0.05
@@ -52,12 +53,13 @@ class SourceMove(Driver):
         self.account = Account(hello, destination)
         self.admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connect = connect
-        self._lanes: list[Lane] = []
         self._pins = contextlib.ExitStack()
         self._holding = self._pins.enter_context(session.slot.pinned())
         self._before: SessionRecord | None = None
         self._token: bytes | None = None
         self._reader = Reader(self._holding, services.executors, session.slot.seed)
+        stage = Stage(self._reader, services.executors) if needs_ring(self._holding) else None
+        self._lanes = Serving(services.lanes, services.rings, stage)
         self._table: LeafTable | None = None
         self._pause: Pause | None = None
         self._quiet: asyncio.Future[None] | None = None
@@ -184,17 +186,10 @@ class SourceMove(Driver):
         self.post(p.PathOffered(begin=begin))
 
     async def _serve_lanes(self, count: int) -> tuple[m.LaneOffer, ...]:
-        memory = self._holding
-        extents = [(fd, extent.nbytes) for fd, extent in zip(memory.fds, memory.extents, strict=True)]
-        regions = [
-            LaneRegion(place.extent, place.offset, region.nbytes)
-            for place, region in zip(memory.places, memory.manifest.regions, strict=True)
-        ]
         host = urlsplit(self.services.url).hostname or "127.0.0.1"
         offers = []
         for _ in range(count):
-            lane = await self.services.lanes.lease(self.move_id, extents, regions, writable=False)
-            self._lanes.append(lane)
+            lane = await self._lanes.lease(self.move_id, self._holding)
             lane.lost.add_done_callback(self._on_lane_lost)
             token = secrets.token_bytes(32)
             await lane.serve(token)
@@ -266,24 +261,15 @@ class SourceMove(Driver):
 
     async def _ended_path(self) -> None:
         await self._work.cancel()
-        for lane in self._lanes:
-            lane.abort()
-        await asyncio.gather(*(lane.gone() for lane in self._lanes))
-        self._lanes.clear()
+        await self._lanes.end()
         await self._close_path()
 
     async def _close_path(self) -> None:
         if self._token is not None:
             self.services.door.withdraw(self._token)
-        lanes, self._lanes = self._lanes, []
-        await asyncio.gather(*(self._release_lane(lane) for lane in lanes))
-        await self._reader.close()
-
-    async def _release_lane(self, lane: Lane) -> None:
-        try:
-            await lane.release()
-        except WorldMoveError as error:
+        for error in await self._lanes.release():
             self.log.info("lane ended instead of being released", error=str(error))
+        await self._reader.close()
 
     async def _await_adoption(self, _action: p.AwaitAdoption) -> None:
         """The destination has the peer's time to adopt; then the world is taken back by a swap."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 
@@ -41,3 +41,13 @@ class Tasks:
             for task in self._running:
                 task.cancel()
             await asyncio.wait(self._running)
+
+
+async def each(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Runs all at once; raises the first error, once all have ended."""
+    if len(jobs) == 1:
+        await jobs[0]
+        return
+    for outcome in await asyncio.gather(*jobs, return_exceptions=True):
+        if outcome is not None:
+            raise outcome

@@ -16,6 +16,7 @@ from worldmove.errors import ConfigError
 from worldmove.faults.lies import LIES, SENT
 from worldmove.machine import Role
 from worldmove.protocol import State
+from worldmove.transport.faults import PREFIXES
 
 ARM = "arm"
 """The name that arms nothing: the node only listens for names that come later."""
@@ -163,13 +164,13 @@ def every_fault() -> tuple[Fault, ...]:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """The faults of a comma list; `arm` and the names of lanes' own faults pass by.
+    """The faults of a comma list; `arm` and the names of lanes' own faults (`lane-…`, `ring-…`) pass by.
 
     Raises:
         ConfigError: a name is unknown, or can't happen in that phase.
     """
     names = [part.strip() for part in text.split(",")]
-    return tuple(_parse(name) for name in names if name and name != ARM and not name.startswith("lane-"))
+    return tuple(_parse(name) for name in names if name and name != ARM and not name.startswith(PREFIXES))
 
 
 def _parse(name: str) -> Fault:

@@ -119,12 +119,6 @@ class Admission:
             )
         if wanted == "auto":
             wanted = "local" if near else "staged"
-        if wanted == "staged" and any(region.device != "host" for region in hello.manifest.regions):
-            raise ValidationError(
-                "path 'staged' carries host memory only, and regions of the session lie on a GPU; "
-                "allowed: local, between nodes of one host",
-                field="path",
-            )
         return wanted
 
 

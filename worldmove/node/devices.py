@@ -13,6 +13,7 @@ from worldmove.executor.crew import EventSink
 from worldmove.executor.devices import Executors
 from worldmove.executor.pool import ExecutorPool
 from worldmove.memory.arena import MemoryBudget
+from worldmove.rings import Rings
 from worldmove.views import DeviceView
 
 
@@ -21,6 +22,7 @@ class Devices:
 
     Attributes:
         executors: of all devices; the GPUs' are there after `start`.
+        rings: through which lanes carry the GPUs' memory.
         budget: of host memory. A GPU counts for itself: an allocation that doesn't fit is refused.
     """
 
@@ -29,6 +31,7 @@ class Devices:
         host = ExecutorPool(settings.executors, stall_s=self._stall_s, on_event=on_event)
         self.executors = Executors(host, {})
         self.budget = MemoryBudget(settings.memory_limit)
+        self.rings = Rings(self.executors, self, keep=2 * settings.lanes)
         self._settings = settings
         self._on_event = on_event
         self._found: dict[str, DeviceInfo] = {}
@@ -64,6 +67,11 @@ class Devices:
                 value=named,
             )
         return found
+
+    async def close(self) -> None:
+        """Frees the rings, which no lane may have mapped any more, and ends the executors."""
+        await self.rings.close()
+        await self.executors.close()
 
     def missing(self) -> list[str]:
         """What does not take requests now."""

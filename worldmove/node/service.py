@@ -35,7 +35,6 @@ from worldmove.node.resolving import Decision
 from worldmove.node.showing import boot_id, standby_views
 from worldmove.node.snapshots import Snapshots
 from worldmove.node.tenure import Tenure
-from worldmove.rings import Rings
 from worldmove.sessions import SessionBook
 from worldmove.tasks import Tasks
 from worldmove.tls import NodeTls
@@ -62,7 +61,6 @@ from worldmove.views import (
 LEASE_S = 5.0
 GATE_BURST_S = 0.02
 MIN_BURST = 1 << 20
-MIN_LANES = 16
 PEER_SOCKET = "peer.sock"
 KEEPER_SOCKET = "keeper.sock"
 LOST_TOLD = 100
@@ -96,13 +94,12 @@ class Node:
         self._executors = self._devices.executors
         self._lanes = LanePool(
             spare=settings.lanes,
-            limit=max(MIN_LANES, 2 * settings.lanes),
+            limit=16 + settings.lanes,
             stall_ms=int(settings.stall_ms),
             device=settings.lane_device,
             faults=settings.faults,
             on_event=self._on_process_event,
         )
-        self._rings = Rings(self._executors, self._devices, keep=2 * settings.lanes)
         self._faults = Equipment.of(settings, keeper=lambda: self._keepers.pid)
         self._keepers = Keepers(settings.run_dir / KEEPER_SOCKET)
         self._ledger: Ledger | None = None
@@ -184,7 +181,7 @@ class Node:
             boot_id=self._boot_id,
             ledger=ledger,
             lanes=self._lanes,
-            rings=self._rings,
+            rings=self._devices.rings,
             executors=self._executors,
             gate=Gate(rate, burst),
             door=self._door,
@@ -249,8 +246,7 @@ class Node:
         if self._host is not None:
             await self._host.close()
         await self._lanes.close()
-        await self._rings.close()
-        await self._executors.close()
+        await self._devices.close()
         await self._keepers.close()
         if self._ledger is not None:
             await self._lease.end(self._ledger)

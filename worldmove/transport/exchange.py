@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
@@ -18,7 +19,7 @@ from worldmove.transport import framing
 from worldmove.transport.base import Connection, Incoming
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import BOUNCE, DEPTH, Chunk, Kind, Spans
-from worldmove.transport.table import RegionTable
+from worldmove.transport.table import RegionTable, Sizes
 
 BEATS = 5
 """Beats in one stall deadline."""
@@ -48,11 +49,11 @@ class Exchange:
 
     Args:
         connection: opened and authenticated (`welcome` or `introduce`).
-        table: the lease's memory.
+        table: the lease's regions.
         stall_s: longest silence, and longest time for the next chunk of a transfer, in seconds.
     """
 
-    def __init__(self, connection: Connection, table: RegionTable, stall_s: float) -> None:
+    def __init__(self, connection: Connection, table: Sizes, stall_s: float) -> None:
         self._connection = connection
         self._table = table
         self._stall = stall_s
@@ -60,7 +61,6 @@ class Exchange:
         # The opening was message 0 of each direction.
         self._sent = self._received = 1
         self._spoken = self._heard = self._moved = self._loop.time()
-        self._bounces = _Bounces()
         self._ended = False
 
     async def run(self) -> None:
@@ -144,10 +144,10 @@ class Exchange:
                 await self._connection.close(min(self._stall, 1.0))
 
 
-class Source(Exchange):
+class Server(Exchange):
     """Answers pulls: sends what was pulled, in the order it was pulled, and nothing unasked."""
 
-    def __init__(self, connection: Connection, table: RegionTable, stall_s: float, faults: Faults) -> None:
+    def __init__(self, connection: Connection, table: Sizes, stall_s: float, faults: Faults) -> None:
         super().__init__(connection, table, stall_s)
         self._faults = faults
         self._pulls: asyncio.Queue[Spans] = asyncio.Queue()
@@ -170,15 +170,15 @@ class Source(Exchange):
         self._pulls.put_nowait(spans)
 
     async def _serve(self) -> None:
-        while True:
-            for chunk in framing.plan(await self._pulls.get()):
-                await self._slots.acquire()
-                await self._faults.pause()
-                self._ship(chunk, await self._bounces.take() if len(chunk.pieces) > 1 else None)
+        raise NotImplementedError
 
-    def _ship(self, chunk: Chunk, bounce: memoryview | None) -> None:
-        table = self._table
-        data = table.view(chunk.pieces[0]) if bounce is None else table.gather(chunk, bounce)
+    async def _turn(self) -> None:
+        """Returns when the next message may be sent."""
+        await self._slots.acquire()
+        await self._faults.pause()
+
+    def _ship(self, data: memoryview, done: Callable[[], None]) -> None:
+        """Sends one message, after `_turn`; `done` is called when its memory may be changed again."""
         if self._in_flight == 0:
             self._moved = self._loop.time()
         self._in_flight += 1
@@ -187,13 +187,36 @@ class Source(Exchange):
             self._in_flight -= 1
             self._moved = self._loop.time()
             self._slots.release()
-            if bounce is not None:
-                self._bounces.give(bounce)
+            done()
 
         self._send(Kind.DATA, self._faults.damage(data)).add_done_callback(shipped)
 
 
-class _Pull:
+class Source(Server):
+    """Sends from the regions' own memory; small pieces are gathered."""
+
+    def __init__(self, connection: Connection, table: RegionTable, stall_s: float, faults: Faults) -> None:
+        super().__init__(connection, table, stall_s, faults)
+        self._memory = table
+        self._bounces = _Bounces()
+
+    async def _serve(self) -> None:
+        while True:
+            for chunk in framing.plan(await self._pulls.get()):
+                await self._turn()
+                if len(chunk.pieces) == 1:
+                    self._ship(self._memory.view(chunk.pieces[0]), _nothing)
+                else:
+                    bounce = await self._bounces.take()
+                    data = self._memory.gather(chunk, bounce)
+                    self._ship(data, partial(self._bounces.give, bounce))
+
+
+def _nothing() -> None:
+    """What is due after a message whose memory is nobody's to reuse."""
+
+
+class Pulling:
     """One pull under way: completes when its last byte has landed."""
 
     def __init__(self, nbytes: int, chunks: int) -> None:
@@ -204,13 +227,13 @@ class _Pull:
         self.landed.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-class Destination(Exchange):
+class Puller(Exchange):
     """Makes pulls, and accepts exactly what they asked for."""
 
-    def __init__(self, connection: Connection, table: RegionTable, stall_s: float) -> None:
+    def __init__(self, connection: Connection, table: Sizes, stall_s: float) -> None:
         super().__init__(connection, table, stall_s)
-        self._due: deque[tuple[_Pull, Chunk]] = deque()
-        self._open: set[_Pull] = set()
+        self._due: deque[tuple[Pulling, Chunk]] = deque()
+        self._open: set[Pulling] = set()
 
     def pull(self, spans: Spans) -> asyncio.Future[int]:
         """Asks for spans; they are landed in this table's memory when the future completes.
@@ -222,22 +245,25 @@ class Destination(Exchange):
             FramingError: a span leaves its region, or too many pulls are under way.
             ConnectionLostError: the connection has ended.
         """
+        return self._ask(spans).landed
+
+    def _ask(self, spans: Spans) -> Pulling:
         self._table.check(spans)
         if len(self._open) >= framing.MAX_PULLS:
             raise FramingError(f"more than {framing.MAX_PULLS} pulls at once")
         if self._ended:
             raise ConnectionLostError("the other lane has ended the transfer")
         chunks = list(framing.plan(spans))
-        pull = _Pull(framing.check_volume(spans), len(chunks))
+        pull = Pulling(framing.check_volume(spans), len(chunks))
         if not chunks:
             pull.landed.set_result(0)
-            return pull.landed
+            return pull
         self._send(Kind.PULL, memoryview(spans.tobytes()))
         if not self._open:
             self._moved = self._loop.time()
         self._open.add(pull)
         self._due.extend((pull, chunk) for chunk in chunks)
-        return pull.landed
+        return pull
 
     async def run(self) -> None:
         """As `Exchange.run`; pulls that are under way fail with what ended it."""
@@ -273,24 +299,17 @@ class Destination(Exchange):
         if incoming.nbytes != chunk.nbytes:
             raise FramingError(f"a chunk of {incoming.nbytes} bytes came where {chunk.nbytes} were pulled")
         self._due.popleft()
-        bounce = await self._bounces.take() if len(chunk.pieces) > 1 else None
-        buffer = self._table.view(chunk.pieces[0]) if bounce is None else bounce[: chunk.nbytes]
+        await self._land(pull, chunk, incoming)
 
-        def landed(future: asyncio.Future[None]) -> None:
-            if future.cancelled() or future.exception() is not None:
-                return
-            if bounce is not None:
-                self._table.scatter(chunk, bounce)
-                self._bounces.give(bounce)
-            self._landed(pull)
-
-        incoming.into(buffer).add_done_callback(landed)
+    async def _land(self, pull: Pulling, chunk: Chunk, incoming: Incoming) -> None:
+        """Receives a message that is due; `_landed` is called when its bytes lie where they belong."""
+        raise NotImplementedError
 
     def _check_idle(self) -> None:
         if self._open:
             raise ConnectionLostError("the other lane closed with pulls under way")
 
-    def _landed(self, pull: _Pull) -> None:
+    def _landed(self, pull: Pulling) -> None:
         self._heard = self._moved = self._loop.time()
         pull.left -= 1
         if pull.left == 0:
@@ -300,62 +319,31 @@ class Destination(Exchange):
                 pull.landed.set_result(pull.nbytes)
 
 
+class Destination(Puller):
+    """Receives into the regions' own memory; gathered pieces are scattered."""
+
+    def __init__(self, connection: Connection, table: RegionTable, stall_s: float) -> None:
+        super().__init__(connection, table, stall_s)
+        self._memory = table
+        self._bounces = _Bounces()
+
+    async def _land(self, pull: Pulling, chunk: Chunk, incoming: Incoming) -> None:
+        bounce = await self._bounces.take() if len(chunk.pieces) > 1 else None
+        buffer = self._memory.view(chunk.pieces[0]) if bounce is None else bounce[: chunk.nbytes]
+
+        def landed(future: asyncio.Future[None]) -> None:
+            if future.cancelled() or future.exception() is not None:
+                return
+            if bounce is not None:
+                self._memory.scatter(chunk, bounce)
+                self._bounces.give(bounce)
+            self._landed(pull)
+
+        incoming.into(buffer).add_done_callback(landed)
+
+
 async def take(incoming: Incoming) -> bytes:
     """Receives a message of bounded length whole."""
     body = bytearray(incoming.nbytes)
     await incoming.into(memoryview(body))
     return bytes(body)
-
-
-async def _first(connection: Connection, kind: Kind) -> bytes:
-    incoming = await connection.receive()
-    if incoming is None:
-        raise ConnectionLostError("the other side closed instead of introducing itself")
-    found = framing.read_tag(incoming.tag, incoming.nbytes, 0)
-    if found is Kind.ERROR:
-        raise TransportError(f"the other lane refused: {(await take(incoming)).decode(errors='replace')}")
-    if found is not kind:
-        raise FramingError(f"{found.name} came where {kind.name} is due")
-    return await take(incoming)
-
-
-async def introduce(connection: Connection, token: bytes, move_id: str, table: RegionTable) -> None:
-    """Opens a connection as destination; the caller sets the deadline.
-
-    Raises:
-        TransportError: the source doesn't accept the token, doesn't know it, or has other regions.
-    """
-    hello = framing.opening(Kind.HELLO, token, move_id, table.digest)
-    connection.send(framing.tag_of(Kind.HELLO, 0), memoryview(hello))
-    body = await _first(connection, Kind.WELCOME)
-    if framing.check_opening(body, Kind.WELCOME, token, move_id) != table.digest:
-        raise FramingError("the regions of the two sides have different sizes")
-
-
-async def examine(connection: Connection, token: bytes, move_id: str) -> bytes:
-    """Reads a caller's first message as source; the caller sets the deadline.
-
-    Returns:
-        Its table digest.
-
-    Raises:
-        TransportError: it isn't the expected destination.
-    """
-    return framing.check_opening(await _first(connection, Kind.HELLO), Kind.HELLO, token, move_id)
-
-
-async def welcome(
-    connection: Connection, token: bytes, move_id: str, table: RegionTable, theirs: bytes
-) -> None:
-    """Answers an examined caller.
-
-    Raises:
-        FramingError: its regions have other sizes; it was told.
-    """
-    if theirs != table.digest:
-        reason = "the regions of the two sides have different sizes"
-        connection.send(framing.tag_of(Kind.ERROR, 0), memoryview(reason.encode()))
-        await connection.close(1.0)
-        raise FramingError(reason)
-    body = framing.opening(Kind.WELCOME, token, move_id, table.digest)
-    await connection.send(framing.tag_of(Kind.WELCOME, 0), memoryview(body))

@@ -1,4 +1,4 @@
-"""Faults of a source lane, for tests: reachable only when the node was started with them.
+"""Faults of lanes, for tests: reachable only when the node was started with them.
 
 What is damaged is always a copy; the arena is never touched.
 """
@@ -15,7 +15,10 @@ FLIP_ALWAYS = "lane-flip-always"
 SHORT_ONCE = "lane-short-once"
 OVER_ONCE = "lane-over-once"
 STALL = "lane-stall"
-ALL = (FLIP_ONCE, FLIP_ALWAYS, SHORT_ONCE, OVER_ONCE, STALL)
+RING_FLIP_ONCE = "ring-flip-once"
+ALL = (FLIP_ONCE, FLIP_ALWAYS, SHORT_ONCE, OVER_ONCE, STALL, RING_FLIP_ONCE)
+PREFIXES = ("lane-", "ring-")
+"""What these names, and no others, begin with."""
 ARM = "arm"
 """Does nothing by itself; a lease may then bring a fault of its own."""
 
@@ -24,9 +27,9 @@ def lane_faults(option: str) -> tuple[str, ...]:
     """The lanes' part of the comma-separated option `faults`; other parts' names pass by.
 
     Raises:
-        ConfigError: a name that begins with `lane-` is unknown.
+        ConfigError: a name that begins with `lane-` or `ring-` is unknown.
     """
-    names = tuple(name for name in (part.strip() for part in option.split(",")) if name.startswith("lane-"))
+    names = tuple(name for name in (part.strip() for part in option.split(",")) if name.startswith(PREFIXES))
     for name in names:
         if name not in ALL:
             raise ConfigError(f"faults: {name!r} is unknown; allowed are {', '.join(ALL)}")
@@ -38,12 +41,14 @@ class Faults:
 
     `lane-flip-once` flips the middle byte of the process's first chunk, `lane-flip-always` that of
     every chunk; `lane-short-once` drops the last byte of the first chunk, `lane-over-once` adds one;
-    `lane-stall` sends nothing after the first chunk, while beats go on.
+    `lane-stall` sends nothing after the first chunk, while beats go on. `ring-flip-once` flips a byte of the
+    first slot that is filled, at whichever side.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = set(names)
         self._sent = 0
+        self._spoiled = False
 
     def of_lease(self, fault: str) -> Faults:
         """What befalls one lease: the fault that it brought, if faults are allowed, else these."""
@@ -66,3 +71,10 @@ class Faults:
         if OVER_ONCE in self._names and self._sent == 1:
             return memoryview(bytes(data) + b"\x5a")
         return data
+
+    def spoil(self, slot: memoryview, messages: Sequence[tuple[int, int]]) -> None:
+        """Damages a slot that has just been filled; `messages` are the places and lengths in it."""
+        if RING_FLIP_ONCE in self._names and not self._spoiled:
+            self._spoiled = True
+            place, nbytes = messages[len(messages) // 2]
+            slot[place + nbytes // 2] ^= 0xFF

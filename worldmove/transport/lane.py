@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,9 @@ from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, T
 from worldmove.transport import framing
 from worldmove.transport.base import Connection
 from worldmove.transport.confine import confine, use_device
-from worldmove.transport.exchange import BEATS, Destination, Exchange, Source, examine, introduce, welcome
+from worldmove.transport.exchange import BEATS, Destination, Exchange, Puller, Source
 from worldmove.transport.faults import Faults
+from worldmove.transport.handshake import examine, introduce, welcome
 from worldmove.transport.lane_messages import (
     Alive,
     Bind,
@@ -42,7 +44,11 @@ from worldmove.transport.lane_messages import (
     Refused,
     Release,
     Serve,
+    Staged,
+    Wanted,
 )
+from worldmove.transport.slots import RingShape, Rows, SlotTable
+from worldmove.transport.staged import StagedDestination, StagedSource
 from worldmove.transport.table import LaneRegion, RegionTable
 from worldmove.transport.ucx_transport import UcxTransport
 
@@ -54,9 +60,10 @@ MAX_CALLERS = 16
 class _Lease:
     """Everything of one move."""
 
-    def __init__(self, move_id: str, table: RegionTable) -> None:
+    def __init__(self, move_id: str, table: RegionTable | SlotTable) -> None:
         self.move_id = move_id
         self.table = table
+        self.wanted: dict[int, asyncio.Future[None]] = {}
         self.token: bytes | None = None
         self.faults = Faults()
         self.exchange: Exchange | None = None
@@ -92,6 +99,8 @@ class LaneProcess:
         self._lease: _Lease | None = None
         self._callers: set[asyncio.Task[None]] = set()
         self._pulls: set[asyncio.Task[None]] = set()
+        self._wants = 0
+        self._cpus = os.sched_getaffinity(0)
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -125,8 +134,8 @@ class LaneProcess:
                 command, fds = await self._channel.receive()
             except ConnectionLostError:
                 return
-            if isinstance(command, Pull):
-                self._pull(command)
+            if isinstance(command, Pull | Staged):
+                self._pull(command) if isinstance(command, Pull) else self._on_staged(command)
                 continue
             try:
                 await self._carry_out(command, fds)
@@ -164,7 +173,16 @@ class LaneProcess:
             raise FramingError("the lane is leased")
         rows = np.frombuffer(command.regions, dtype="<i8").reshape(-1, 3).tolist()
         extents, self._extents = self._extents, []
-        self._lease = _Lease(command.move_id, RegionTable(extents, [LaneRegion(*row) for row in rows]))
+        table: RegionTable | SlotTable
+        if command.ring is None:
+            table = RegionTable(extents, [LaneRegion(*row) for row in rows])
+        elif len(extents) == 1:
+            table = SlotTable(extents[0], RingShape(*command.ring), [row[2] for row in rows])
+        else:
+            raise FramingError(f"{len(extents)} extents came for one ring")
+        self._lease = _Lease(command.move_id, table)
+        if command.cpus:
+            os.sched_setaffinity(0, command.cpus)
 
     def _leased(self) -> _Lease:
         if self._lease is None:
@@ -192,7 +210,30 @@ class LaneProcess:
             ) from None
         except (TransportError, DeadlineError) as error:
             raise _FatalError(error) from error
-        self._start(lease, Destination(connection, lease.table, self._stall))
+        self._start(lease, self._destination(connection, lease.table))
+
+    def _destination(self, connection: Connection, table: RegionTable | SlotTable) -> Exchange:
+        if isinstance(table, SlotTable):
+            return StagedDestination(connection, table, self._stall, self._faults)
+        return Destination(connection, table, self._stall)
+
+    def _source(self, connection: Connection, lease: _Lease) -> Exchange:
+        if isinstance(lease.table, SlotTable):
+            return StagedSource(
+                connection, lease.table, self._stall, lease.faults, partial(self._stage, lease)
+            )
+        return Source(connection, lease.table, self._stall, lease.faults)
+
+    def _stage(self, lease: _Lease, slot: int, rows: Rows) -> asyncio.Future[None]:
+        self._wants += 1
+        wanted = lease.wanted[self._wants] = asyncio.get_running_loop().create_future()
+        self._report(Wanted(self._wants, slot, rows.tobytes()))
+        return wanted
+
+    def _on_staged(self, command: Staged) -> None:
+        wanted = self._lease.wanted.pop(command.number, None) if self._lease is not None else None
+        if wanted is not None and not wanted.done():
+            wanted.set_result(None)
 
     def _start(self, lease: _Lease, exchange: Exchange) -> None:
         lease.exchange = exchange
@@ -208,9 +249,13 @@ class LaneProcess:
     def _pull(self, command: Pull) -> None:
         try:
             exchange = self._lease.exchange if self._lease is not None else None
-            if not isinstance(exchange, Destination):
-                raise FramingError("the lane is not connected as a destination")
-            landed = exchange.pull(framing.unpack_spans(command.spans))
+            spans = framing.unpack_spans(command.spans)
+            if isinstance(exchange, StagedDestination) and command.slot is not None:
+                landed = exchange.pull_into(spans, command.slot)
+            elif isinstance(exchange, Puller) and command.slot is None:
+                landed = exchange.pull(spans)
+            else:
+                raise FramingError("the lane is not connected as a destination of this kind")
         except TransportError as error:
             self._report(NotPulled(command.number, error.code, error.message))
             return
@@ -224,7 +269,7 @@ class LaneProcess:
 
         landed.add_done_callback(report)
 
-    def _report(self, report: Pulled | NotPulled) -> None:
+    def _report(self, report: Pulled | NotPulled | Wanted) -> None:
         task = asyncio.create_task(self._channel.send(report))
         self._pulls.add(task)
         task.add_done_callback(self._reported)
@@ -251,6 +296,8 @@ class LaneProcess:
                 raise _FatalError(error) from error
         self._lease = None
         lease.table.close()
+        if os.sched_getaffinity(0) != self._cpus:
+            os.sched_setaffinity(0, self._cpus)
 
     async def _accept(self, listener: Any) -> None:
         while True:
@@ -286,7 +333,7 @@ class LaneProcess:
         if self._lease is not lease:
             connection.abort()
             return
-        self._start(lease, Source(connection, lease.table, self._stall, lease.faults))
+        self._start(lease, self._source(connection, lease))
 
 
 class _FatalError(WorldMoveError):

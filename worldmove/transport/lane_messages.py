@@ -1,6 +1,6 @@
 """What a node and its lane processes say to each other over their socket pair (see `worldmove.ipc`).
 
-One command at a time is under way, `Pull` excepted; each is answered by `Done` or `Refused`.
+One command at a time is under way, `Pull` and `Staged` excepted; each is answered by `Done` or `Refused`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ class Extents(msgspec.Struct, frozen=True, tag="extents"):
 
 
 class Bind(msgspec.Struct, frozen=True, tag="bind"):
-    """Takes up a lease of the extents sent before. `regions`: i64[n, 3] of (extent, offset, nbytes)."""
+    """Takes up a lease of the extents sent before. `regions`: i64[n, 3] of (extent, offset, nbytes).
+
+    `ring`: slots and bytes of each, where the one extent is a ring through which all regions pass; extent and
+    offset then mean nothing. `cpus`: the only ones to run on during the lease; empty: as it was started.
+    """
 
     move_id: str
     regions: bytes
+    ring: tuple[int, int] | None = None
+    cpus: tuple[int, ...] = ()
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
@@ -45,10 +51,20 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
 
 
 class Pull(msgspec.Struct, frozen=True, tag="pull"):
-    """Fetch spans (packed as `framing.SPAN`); answered by `Pulled` or `NotPulled`."""
+    """Fetch spans (packed as `framing.SPAN`); answered by `Pulled` or `NotPulled`.
+
+    `slot`: of the ring, into which they are to be landed.
+    """
 
     number: int
     spans: bytes
+    slot: int | None = None
+
+
+class Staged(msgspec.Struct, frozen=True, tag="staged"):
+    """The slot that `Wanted` asked to be filled is full; not answered."""
+
+    number: int
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
@@ -57,7 +73,7 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
     deadline_s: float
 
 
-Command = Extents | Bind | Serve | Connect | Pull | Release
+Command = Extents | Bind | Serve | Connect | Pull | Staged | Release
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -91,6 +107,14 @@ class NotPulled(msgspec.Struct, frozen=True, tag="not-pulled"):
     reason: str
 
 
+class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
+    """Asks for bytes in a slot of the ring; `rows` as `slots.ROW`. Answered by `Staged`."""
+
+    number: int
+    slot: int
+    rows: bytes
+
+
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
     """A sign of life, several within a stall deadline."""
 
@@ -102,4 +126,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Report = Ready | Done | Refused | Pulled | NotPulled | Alive | Failed
+Report = Ready | Done | Refused | Pulled | NotPulled | Wanted | Alive | Failed

@@ -35,7 +35,10 @@ from worldmove.transport.lane_messages import (
     Release,
     Report,
     Serve,
+    Staged,
+    Wanted,
 )
+from worldmove.transport.slots import RingShape
 from worldmove.transport.table import LaneRegion
 
 START_DEADLINE = 60.0
@@ -58,6 +61,8 @@ class Lane:
         move_id: the move it is leased to, or `None`.
         lost: completes with the error when the lane or its peer has failed; never raises.
         fault: of its present lease, for tests.
+        on_wanted: as source with a ring: called with (number, slot, rows) when it wants a slot filled;
+            `staged` with that number says that it is.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Lane:
         self._tasks = [loop.create_task(self._listen())]
         self._reaping = loop.create_task(self._reap())
         self.on_released: Callable[[Lane], None] = lambda _: None
+        self.on_wanted: Callable[[int, int, bytes], None] = lambda *_: None
 
     async def serve(self, token: bytes) -> None:
         """As source: returns when the lane is ready to accept the one caller that proves `token`.
@@ -104,10 +110,14 @@ class Lane:
         framing.check_token(token)
         await self._command(Connect(host, port, token, timeout_ms / 1000), beside_s=timeout_ms / 1000)
 
-    async def pull(self, spans: Sequence[Span]) -> int:
+    async def pull(self, spans: Sequence[Span], slot: int | None = None) -> int:
         """Fetches spans from the other lane; several pulls may be under way (up to 64), in order.
 
         Cancelling the call doesn't stop the transfer: bytes may land until `gone` or `release` returns.
+
+        Args:
+            spans: what is wanted.
+            slot: of the ring, where the lease has one: there they land, laid out by `slots.loads`.
 
         Returns:
             The bytes landed: all of them are in the memory of this lane's extents.
@@ -129,10 +139,14 @@ class Lane:
         # Where the lane dies while the command is sent, nobody asks this future any more.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await self._send(Pull(number, packed.tobytes()))
+            await self._send(Pull(number, packed.tobytes(), slot))
             return await future
         finally:
             self._pulls.pop(number, None)
+
+    async def staged(self, number: int) -> None:
+        """Answers `on_wanted`: the slot is full. Raises `ProcessLostError` if the lane is gone."""
+        await self._send(Staged(number))
 
     async def release(self, deadline_s: float = 5.0) -> None:
         """Ends the lease cleanly; when it returns the lane has unmapped everything and serves anew.
@@ -151,13 +165,18 @@ class Lane:
         else:
             self.move_id = None
             self.fault = ""
+            self.on_wanted = lambda *_: None
             self.on_released(self)
 
-    def abort(self) -> None:
-        """Kills the process; never waits. The memory is quiet once `gone` has returned."""
+    def abort(self, reason: WorldMoveError | None = None) -> None:
+        """Kills the process; never waits. The memory is quiet once `gone` has returned.
+
+        Args:
+            reason: what `lost` completes with.
+        """
         if self._process.returncode is None:
             self._process.kill()
-        self._fail(ProcessLostError(f"lane {self.pid} was ended"))
+        self._fail(reason or ProcessLostError(f"lane {self.pid} was ended"))
 
     async def gone(self) -> None:
         """Returns when the process is reaped: nothing of it reads or writes any more."""
@@ -170,6 +189,8 @@ class Lane:
         regions: Sequence[LaneRegion],
         *,
         writable: bool,
+        ring: RingShape | None = None,
+        cpus: Sequence[int] = (),
     ) -> None:
         """Maps extents (descriptor, bytes) and takes up a lease; used by `LanePool.lease`.
 
@@ -187,7 +208,7 @@ class Lane:
             sizes = [size for _, size in part]
             await self._command(Extents(sizes, writable), nbytes=sum(sizes), fds=[fd for fd, _ in part])
         rows = np.array([tuple(region) for region in regions], dtype="<i8")
-        await self._command(Bind(move_id, rows.tobytes()))
+        await self._command(Bind(move_id, rows.tobytes(), ring, tuple(cpus)))
         self._mapping, self._heard = False, self._loop.time()
 
     async def ready(self) -> None:
@@ -280,6 +301,8 @@ class Lane:
                 future = self._pulls.get(number)
                 if future is not None and not future.done():
                     future.set_exception(self._error(code, reason))
+            case Wanted(number, slot, rows):
+                self.on_wanted(number, slot, rows)
             case Failed(code, reason):
                 self._fail(self._error(code, reason))
             case Alive():

@@ -18,6 +18,7 @@ from worldmove.errors import ProcessLostError, RejectedError, WorldMoveError
 from worldmove.transport.faults import ARM, lane_faults
 from worldmove.transport.lane_messages import Report
 from worldmove.transport.lease import Lane
+from worldmove.transport.slots import RingShape
 from worldmove.transport.table import LaneRegion
 
 __all__ = ["Lane", "LanePool", "LaneRegion", "mint_token"]
@@ -102,6 +103,8 @@ class LanePool:
         regions: Sequence[LaneRegion],
         *,
         writable: bool,
+        ring: RingShape | None = None,
+        cpus: Sequence[int] = (),
     ) -> Lane:
         """Leases a lane to a move and maps its memory there.
 
@@ -110,6 +113,9 @@ class LanePool:
             extents: (descriptor, bytes); the descriptors stay the caller's.
             regions: place of every region, in manifest order.
             writable: true for a destination.
+            ring: the one extent is a ring of this shape, through which all regions pass; see `slots`. Then of
+                the regions only the sizes matter.
+            cpus: the only ones that the lane runs on during the lease; empty: any.
 
         Raises:
             RejectedError: `limit` lanes are leased.
@@ -118,7 +124,9 @@ class LanePool:
         """
         lane = await self._free()
         try:
-            await lane.bind(move_id, extents, regions, writable=writable)
+            await lane.bind(
+                move_id, extents, regions, writable=writable or ring is not None, ring=ring, cpus=cpus
+            )
         except BaseException:
             lane.abort()
             raise

@@ -22,7 +22,39 @@ class LaneRegion(NamedTuple):
     nbytes: int
 
 
-class RegionTable:
+class Sizes:
+    """The bytes of every region of a lease, in manifest order: what both sides must agree on."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._nbytes = np.array(sizes, dtype=np.uint64)
+
+    @property
+    def digest(self) -> bytes:
+        """BLAKE2b-128 of all regions' sizes (u64, little endian, manifest order): equal on both sides."""
+        return hashlib.blake2b(self._nbytes.astype("<u8").tobytes(), digest_size=16).digest()
+
+    def check(self, spans: Spans) -> None:
+        """Raises `FramingError` if a span names no region of the table or leaves it.
+
+        Args:
+            spans: of any type with the fields region, offset and length, in this order.
+        """
+        if spans.size == 0:
+            return
+        if int(spans["region"].max()) >= self._nbytes.size:
+            raise FramingError(f"a span names region {int(spans['region'].max())} of {self._nbytes.size}")
+        size = self._nbytes[spans["region"]]
+        inside = spans["offset"] <= size
+        # Compared this way round: offset + length could wrap around.
+        inside &= spans["length"] <= size - np.minimum(spans["offset"], size)
+        if not inside.all():
+            region, *place = spans[int(np.argmin(inside))].tolist()[:3]
+            raise FramingError(
+                f"span {(region, *place)} leaves its region of {int(self._nbytes[region])} bytes"
+            )
+
+
+class RegionTable(Sizes):
     """Translates neutral spans to memory.
 
     Args:
@@ -43,28 +75,7 @@ class RegionTable:
             if region.offset < 0 or not 0 <= region.nbytes <= room:
                 raise FramingError(f"region {number} does not lie inside its extent")
         self._places = [(region.extent, region.offset) for region in regions]
-        self._nbytes = np.array([region.nbytes for region in regions], dtype=np.uint64)
-
-    @property
-    def digest(self) -> bytes:
-        """BLAKE2b-128 of all regions' sizes (u64, little endian, manifest order): equal on both sides."""
-        return hashlib.blake2b(self._nbytes.astype("<u8").tobytes(), digest_size=16).digest()
-
-    def check(self, spans: Spans) -> None:
-        """Raises `FramingError` if a span names no region of the table or leaves it."""
-        if spans.size == 0:
-            return
-        if int(spans["region"].max()) >= self._nbytes.size:
-            raise FramingError(f"a span names region {int(spans['region'].max())} of {self._nbytes.size}")
-        size = self._nbytes[spans["region"]]
-        inside = spans["offset"] <= size
-        # Compared this way round: offset + length could wrap around.
-        inside &= spans["length"] <= size - np.minimum(spans["offset"], size)
-        if not inside.all():
-            bad = Span(*spans[int(np.argmin(inside))].tolist())
-            raise FramingError(
-                f"span {tuple(bad)} leaves its region of {int(self._nbytes[bad.region])} bytes"
-            )
+        super().__init__([region.nbytes for region in regions])
 
     def view(self, span: Span) -> memoryview:
         """The memory of a checked span."""

@@ -1,0 +1,110 @@
+"""The source's side of the *staged* path: lanes that serve a session's memory, if need be through rings."""
+
+from __future__ import annotations
+
+import asyncio
+
+from worldmove.errors import WorldMoveError
+from worldmove.hosting.memory import Holding
+from worldmove.rings import Ring, Rings
+from worldmove.staging import RingLane, Stage, lease
+from worldmove.transport.pool import Lane, LanePool, LaneRegion
+from worldmove.transport.slots import unpack_rows
+
+
+class Filling:
+    """Fills the slots of one source lane as it wants them, until the lane is released or gone."""
+
+    def __init__(self, leased: RingLane, stage: Stage) -> None:
+        self._lane, self._ring = leased
+        self._stage = stage
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lane.on_wanted = self._wanted
+
+    async def quiet(self) -> None:
+        """Once the lane is released or gone: returns when no copy is under way."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _wanted(self, number: int, slot: int, rows: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(self._fill(number, slot, rows))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _fill(self, number: int, slot: int, rows: bytes) -> None:
+        try:
+            await self._stage.fill(self._ring, slot, unpack_rows(rows))
+            await self._lane.staged(number)
+        except WorldMoveError as error:
+            self._lane.abort(error)
+
+
+class Serving:
+    """The source's lanes of one move, with rings where its memory needs them.
+
+    Args:
+        lanes, rings: of the node.
+        stage: from the session's memory, where it needs rings; else `None`.
+    """
+
+    def __init__(self, lanes: LanePool, rings: Rings, stage: Stage | None) -> None:
+        self._pool = lanes
+        self._rings = rings
+        self._stage = stage
+        self._lanes: list[Lane] = []
+        self._filling: list[Filling] = []
+        self._borrowed: list[Ring] = []
+
+    async def lease(self, move_id: str, memory: Holding) -> Lane:
+        """One more lane; `release` or `abort` gives it back.
+
+        Raises:
+            WorldMoveError: see `LanePool.lease` and `Rings.borrow`.
+        """
+        if self._stage is None:
+            extents = [(fd, extent.nbytes) for fd, extent in zip(memory.fds, memory.extents, strict=True)]
+            lane = await self._pool.lease(move_id, extents, regions_of(memory), writable=False)
+        else:
+            leased = await lease(self._rings, self._pool, move_id, memory, writable=False)
+            self._borrowed.append(leased.ring)
+            self._filling.append(Filling(leased, self._stage))
+            lane = leased.lane
+        self._lanes.append(lane)
+        return lane
+
+    async def end(self) -> None:
+        """Ends the lanes' processes; returns when nothing of them reads memory any more."""
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            lane.abort()
+        await asyncio.gather(*(lane.gone() for lane in lanes))
+        await self._give_back()
+
+    async def release(self) -> list[WorldMoveError]:
+        """Ends the leases cleanly; returns what went wrong with lanes that had to be ended instead."""
+        lanes, self._lanes = self._lanes, []
+        outcomes = await asyncio.gather(*(lane.release() for lane in lanes), return_exceptions=True)
+        await self._give_back()
+        errors = []
+        for outcome in outcomes:
+            if isinstance(outcome, WorldMoveError):
+                errors.append(outcome)
+            elif outcome is not None:
+                raise outcome
+        return errors
+
+    async def _give_back(self) -> None:
+        filling, self._filling = self._filling, []
+        for one in filling:
+            await one.quiet()
+        rings, self._borrowed = self._borrowed, []
+        for ring in rings:
+            await self._rings.give(ring)
+
+
+def regions_of(memory: Holding) -> list[LaneRegion]:
+    """Where the regions lie, for a lane that maps the extents themselves."""
+    return [
+        LaneRegion(place.extent, place.offset, region.nbytes)
+        for place, region in zip(memory.places, memory.manifest.regions, strict=True)
+    ]

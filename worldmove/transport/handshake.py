@@ -1,0 +1,62 @@
+"""How two lanes introduce themselves on a new connection, and check that they mean the same."""
+
+from __future__ import annotations
+
+from worldmove.errors import ConnectionLostError, FramingError, TransportError
+from worldmove.transport import framing
+from worldmove.transport.base import Connection
+from worldmove.transport.exchange import take
+from worldmove.transport.framing import Kind
+from worldmove.transport.table import Sizes
+
+
+async def _first(connection: Connection, kind: Kind) -> bytes:
+    incoming = await connection.receive()
+    if incoming is None:
+        raise ConnectionLostError("the other side closed instead of introducing itself")
+    found = framing.read_tag(incoming.tag, incoming.nbytes, 0)
+    if found is Kind.ERROR:
+        raise TransportError(f"the other lane refused: {(await take(incoming)).decode(errors='replace')}")
+    if found is not kind:
+        raise FramingError(f"{found.name} came where {kind.name} is due")
+    return await take(incoming)
+
+
+async def introduce(connection: Connection, token: bytes, move_id: str, table: Sizes) -> None:
+    """Opens a connection as destination; the caller sets the deadline.
+
+    Raises:
+        TransportError: the source doesn't accept the token, doesn't know it, or has other regions.
+    """
+    hello = framing.opening(Kind.HELLO, token, move_id, table.digest)
+    connection.send(framing.tag_of(Kind.HELLO, 0), memoryview(hello))
+    body = await _first(connection, Kind.WELCOME)
+    if framing.check_opening(body, Kind.WELCOME, token, move_id) != table.digest:
+        raise FramingError("the regions of the two sides have different sizes")
+
+
+async def examine(connection: Connection, token: bytes, move_id: str) -> bytes:
+    """Reads a caller's first message as source; the caller sets the deadline.
+
+    Returns:
+        Its table digest.
+
+    Raises:
+        TransportError: it isn't the expected destination.
+    """
+    return framing.check_opening(await _first(connection, Kind.HELLO), Kind.HELLO, token, move_id)
+
+
+async def welcome(connection: Connection, token: bytes, move_id: str, table: Sizes, theirs: bytes) -> None:
+    """Answers an examined caller.
+
+    Raises:
+        FramingError: its regions have other sizes; it was told.
+    """
+    if theirs != table.digest:
+        reason = "the regions of the two sides have different sizes"
+        connection.send(framing.tag_of(Kind.ERROR, 0), memoryview(reason.encode()))
+        await connection.close(1.0)
+        raise FramingError(reason)
+    body = framing.opening(Kind.WELCOME, token, move_id, table.digest)
+    await connection.send(framing.tag_of(Kind.WELCOME, 0), memoryview(body))
