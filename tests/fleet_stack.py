@@ -135,6 +135,11 @@ class Actor:
         found: dict[str, Any] = self.ask("standby", **spec_of(regions, **spec))
         return found
 
+    def wait_for(self, regions: Sequence[Region], **spec: Any) -> Future[Any]:
+        """Stands by and waits for a world; until one has come it takes no other command."""
+        self.standby(regions, **spec)
+        return self.tell("wait")
+
     def step(self, n: int = 1) -> int:
         """Generates n blocks; returns the number of the last one."""
         block: int = self.ask("step", n=n)["block"]

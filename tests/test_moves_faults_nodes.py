@@ -9,6 +9,7 @@ from fault_kit import SLOW, Arena, Pair, Pulse, Stage
 from fleet_kit import Fleet, until
 
 from worldmove.errors import PeerError
+from worldmove.views import MigrationRequest
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,37 @@ def test_the_source_stopped(stage: Stage) -> None:
         pair.at.thaw()
         pair.aborts(move, "peer", "transport", "connection-lost", "deadline", "process-lost")
         pair.unharmed()
+        pair.goes_over()
+
+
+def test_a_key_of_a_move_whose_source_was_killed_is_settled(stage: Stage) -> None:
+    """No receipt was written: the session's record says what became of the move, at both nodes."""
+    with stage.pair() as pair:
+        wanted = MigrationRequest(session_id=pair.session, destination=pair.there, path=pair.path)
+        move = pair.at.client.migrate(wanted, "killed").id
+        until(lambda: pair.at.client.migration(move).sent_bytes > 0, "bytes have landed")
+        pair.at.kill()
+        until(lambda: pair.to.view().migrations == 0, "the destination has given up")
+        pair.at.start()
+        comes_back(pair)
+        again = pair.at.client.migrate(wanted, "killed")
+        assert (again.id, again.state, again.code) == (move, "aborted", "node-lost")
+        assert pair.at.client.migration(move).receipt == again.receipt
+        assert pair.to.client.migrate(wanted, "killed").state == "aborted"
+        pair.unharmed()
+        pair.goes_over()
+
+
+def test_a_move_does_not_fail_for_a_worker_that_is_about_to_find_its_node_again(stage: Stage) -> None:
+    """It looks about twice a second, and the move would pause the world at once."""
+    with stage.pair() as pair:
+        pair.at.kill()
+        pair.at.start()
+        until(
+            lambda: pair.at.client.session(pair.session).state in ("unattended", "live"),
+            "the world's node has it again",
+        )
+        pair.epoch = pair.at.client.session(pair.session).epoch
         pair.goes_over()
 
 

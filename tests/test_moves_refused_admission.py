@@ -175,7 +175,7 @@ def test_a_path_below_the_floor(fleet: Fleet) -> None:
     source = fleet.actor("A")
     source.register("w", regions)
     source.run(work_ms=20)
-    fleet.actor("far").standby(regions)
+    fleet.actor("far").wait_for(regions)
     view = fleet.move("w", "far")
     assert (view.state, view.code) == ("aborted", "path-too-slow")
     assert view.reason is not None
@@ -190,7 +190,7 @@ def test_no_worker_at_the_source(fleet: Fleet) -> None:
     source.register("w", REGIONS)
     source.step(3)
     source.ask("close")
-    target.standby(REGIONS)
+    target.wait_for(REGIONS)
     view = fleet.move("w", "B")
     assert (view.state, view.code) == ("aborted", "no-worker")
     assert fleet.owner("w") == "A"
@@ -202,7 +202,7 @@ def test_a_session_in_a_move(fleet: Fleet) -> None:
     source, target = fleet.actor("A"), fleet.actor("B")
     source.register("w", REGIONS)
     source.step()
-    target.standby(REGIONS)
+    arriving = target.wait_for(REGIONS)
     client = fleet["A"].client
     move = client.migrate(MigrationRequest(session_id="w", destination="B"))
     until(lambda: client.migration(move.id).state == "pausing", "the move waits for a boundary")
@@ -211,7 +211,6 @@ def test_a_session_in_a_move(fleet: Fleet) -> None:
         client.end_session("w")
     assert refused.value.code == "conflict"  # type: ignore[attr-defined]
     assert client.migration(move.id).state == "pausing"
-    arriving = target.tell("wait")
     with pytest.raises(ActorError, match="session-moved"):
         source.step()
     assert arriving.result(10)["block"] == 2
@@ -222,7 +221,7 @@ def test_many_ask_at_once(fleet: Fleet) -> None:
     source, target = fleet.actor("A"), fleet.actor("B")
     source.register("w", REGIONS)
     source.step()
-    target.standby(REGIONS)
+    target.wait_for(REGIONS)
     with ThreadPoolExecutor(6) as threads:
         answers = list(threads.map(lambda _: ask(fleet["A"]), range(6)))
     (taken,) = [answer.json() for answer in answers if answer.status_code == 202]

@@ -37,7 +37,7 @@ def test_the_same_key_twice(fleet: Fleet) -> None:
     source, target = fleet.actor("A"), fleet.actor("B")
     source.register("w", REGIONS)
     source.step()
-    target.standby(REGIONS)
+    target.wait_for(REGIONS)
     first = ask(fleet["A"], key="twice")
     assert first.status_code == 202
     move = first.json()["id"]
@@ -55,7 +55,7 @@ def test_the_same_key_twice(fleet: Fleet) -> None:
 
 def test_the_same_key_at_once(fleet: Fleet) -> None:
     running(fleet)
-    fleet.actor("B").standby(REGIONS)
+    fleet.actor("B").wait_for(REGIONS)
     with ThreadPoolExecutor(6) as threads:
         answers = list(threads.map(lambda _: ask(fleet["A"], key="at-once"), range(6)))
     assert {answer.status_code for answer in answers} == {202}, [answer.text for answer in answers]
@@ -67,7 +67,7 @@ def test_a_rejection_is_not_kept(fleet: Fleet) -> None:
     running(fleet)
     problem(ask(fleet["A"], key="patient"), 429, "no-worker")
     problem(ask(fleet["A"], key="patient"), 429, "no-worker")
-    fleet.actor("B").standby(REGIONS)
+    fleet.actor("B").wait_for(REGIONS)
     taken = ask(fleet["A"], key="patient")
     assert taken.status_code == 202, taken.text
     assert fleet["A"].client.wait(taken.json()["id"]).state == "released"
@@ -78,7 +78,7 @@ def test_an_aborted_move_keeps_its_key(fleet: Fleet) -> None:
     source = fleet.actor("A")
     source.register("w", REGIONS)
     source.step()
-    fleet.actor("B").standby(REGIONS)
+    fleet.actor("B").wait_for(REGIONS)
     move = ask(fleet["A"], key="once").json()["id"]
     fleet["A"].client.cancel(move)
     again = ask(fleet["A"], key="once")
@@ -112,7 +112,7 @@ def test_asking_without_moving(fleet: Fleet) -> None:
     assert refused.reason
     fleet.actor("B").standby(REGIONS, fingerprint={"stack": "another"})
     assert client.dry_run(wanted).code == "fingerprint-mismatch"
-    fleet.actor("B").standby(REGIONS)
+    fleet.actor("B").wait_for(REGIONS)
     admitted = client.dry_run(wanted)
     assert (admitted.admissible, admitted.code) == (True, None)
     assert admitted.required["state_bytes"] == sum(region.nbytes for region in REGIONS)

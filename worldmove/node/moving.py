@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import secrets
 import ssl
 from collections import OrderedDict
@@ -22,24 +21,23 @@ from worldmove.errors import (
     DeadlineError,
     FramingError,
     LedgerError,
-    ManifestError,
     NotFoundError,
     NotOwnerError,
     PeerError,
     RejectedError,
     SamePlaceError,
     UnauthorizedError,
-    ValidationError,
     WorldMoveError,
 )
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.slots import Slot
 from worldmove.ledger.records import NodeInfo
-from worldmove.manifest import validate
 from worldmove.node.admitting import Admission
+from worldmove.node.asking import check_devices, impossible, positive, rejected
 from worldmove.node.metrics import Metrics
 from worldmove.node.moveviews import of_destination, of_receipt, of_source
 from worldmove.node.peers import ClientChannel, connect_peer
+from worldmove.node.traces import trace
 from worldmove.receipts import rejection_error
 from worldmove.sessions import Berth, Session, SessionBook
 from worldmove.source import SourceMove
@@ -99,11 +97,19 @@ class Moves:
             earlier = await self._services.ledger.idempotent(key, digest, move_id)
             if earlier is not None and earlier != move_id:
                 asked = self._asking.get(earlier)
-                return await (self.migration(earlier) if asked is None else asyncio.shield(asked))
+                return await (self._earlier(request, earlier) if asked is None else asyncio.shield(asked))
         # A task of its own: who asks again shares its answer, and who goes away leaves no key behind.
         asking = self._asking[move_id] = asyncio.ensure_future(self._ask(request, move_id, key))
         asking.add_done_callback(lambda done: self._answered(move_id, done))
         return await asyncio.shield(asking)
+
+    async def _earlier(self, request: MigrationRequest, move_id: str) -> MigrationView:
+        try:
+            return await self.migration(move_id)
+        except NotFoundError:
+            session = self._book.get(request.session_id)
+            manifest = session.slot.manifest if session is not None else None
+            return of_receipt(await trace(self._services, request, move_id, manifest))
 
     async def _ask(self, request: MigrationRequest, move_id: str, key: str | None) -> MigrationView:
         try:
@@ -181,7 +187,7 @@ class Moves:
                 owner=record.owner,
                 owner_url=owner.url if owner else None,
             )
-        _check_devices(request.devices)
+        check_devices(request.devices)
         if request.destination == name:
             raise SamePlaceError(f"session {session.id!r} is on {name} already; another node is allowed")
         if request.destination not in nodes:
@@ -191,8 +197,8 @@ class Moves:
 
     def _hello(self, session: Session, request: MigrationRequest, move_id: str) -> m.Hello:
         services, manifest = self._services, session.slot.manifest
-        horizon_ms = _positive("horizon_ms", request.horizon_ms, manifest.horizon_ms)
-        deadline_ms = _positive("deadline_ms", request.deadline_ms, services.settings.deadline_ms)
+        horizon_ms = positive("horizon_ms", request.horizon_ms, manifest.horizon_ms)
+        deadline_ms = positive("deadline_ms", request.deadline_ms, services.settings.deadline_ms)
         return m.Hello(
             move_id=move_id,
             session_id=session.id,
@@ -314,9 +320,9 @@ class Moves:
             raise DeadlineError(f"no hello came within {timeout_ms:g} ms") from error
         if not isinstance(hello, m.Hello) or hello.move_id != channel.move_id:
             raise FramingError("the first message must be the hello of the move in the address")
-        impossible = _impossible(hello)
-        if hello.dry_run or impossible is not None:
-            await channel.send(m.encode(impossible or self._verdict(hello)))
+        refusal = impossible(hello)
+        if hello.dry_run or refusal is not None:
+            await channel.send(m.encode(refusal or self._verdict(hello)))
             return
         if hello.move_id in self._running or hello.move_id in self._ended:
             raise UnauthorizedError(f"move {hello.move_id!r} was opened before")
@@ -336,7 +342,7 @@ class Moves:
         try:
             path = self._admission.check(hello)
         except WorldMoveError as error:
-            return _rejected(error)
+            return rejected(error)
         return m.Admitted(incarnation=self._services.claim.incarnation, path=path, lanes=0)
 
     def on_slot_change(self, slot: Slot, change: Change) -> None:
@@ -360,35 +366,6 @@ class Moves:
         self._closing = True
         for move in list(self._running.values()):
             await move.abandon()
-
-
-def _impossible(hello: m.Hello) -> m.Rejected | None:
-    """The refusal of regions that can't be: such a move could be neither shown nor counted."""
-    try:
-        validate(hello.manifest)
-    except ManifestError as error:
-        return _rejected(error)
-    return None
-
-
-def _rejected(error: WorldMoveError) -> m.Rejected:
-    return m.Rejected(code=error.code, message=error.message[: m.MAX_TEXT], details=error.details)
-
-
-def _check_devices(devices: dict[str, str]) -> None:
-    for source, destination in devices.items():
-        for device in (source, destination):
-            if device != "host":
-                raise ValidationError(
-                    f"devices names {device!r}; this node has 'host' only", field="devices", value=device
-                )
-
-
-def _positive(field: str, given: float | None, default: float) -> float:
-    value = default if given is None else given
-    if not (math.isfinite(value) and value > 0):
-        raise ValidationError(f"{field} is {value}; a finite number above 0 is allowed", field=field)
-    return value
 
 
 async def _either(changed: asyncio.Event, seconds: float) -> None:

@@ -19,7 +19,8 @@ from worldmove.errors import LedgerError, LostRaceError, WorldMoveError
 from worldmove.hosting.host import Host
 from worldmove.hosting.slots import Slot
 from worldmove.ledger import records
-from worldmove.ledger.records import SessionRecord
+from worldmove.ledger.records import MoveRef, SessionRecord
+from worldmove.node.traces import leave_trace
 from worldmove.page.messages import Ended, Moved
 from worldmove.reading import Reader
 from worldmove.sessions import SessionBook
@@ -155,6 +156,12 @@ class Recovery:
         move = record.move
         if move is None:
             return record
+        record = await self._decided(slot, move)
+        if move.source == self._services.claim.name:
+            await leave_trace(self._services, record, move, slot.manifest)
+        return record
+
+    async def _decided(self, slot: Slot, move: MoveRef) -> SessionRecord:
         ledger, claim = self._services.ledger, self._services.claim
         record = await ledger.settle(slot.id, move.move_id)
         deadline = time.monotonic() + self._services.settings.peer_timeout_ms / 1000
