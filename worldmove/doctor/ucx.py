@@ -18,7 +18,7 @@ SWITCH = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"
 INFINIBAND = Path("/sys/class/infiniband")
 NO_SYSTEM_UCX = (
     f"{SWITCH} is set, and not all of libucs.so, libucs_signal.so, libuct.so and libucp.so were found: for "
-    "each that is missing the wheel's is taken without a word. Install UCX 1.19 to 1.21 with these very names "
+    "each that is missing the wheel's is taken without a word. Install UCX 1.19 to 1.21 with these names "
     "(its -dev package has them), or put its folder into LD_LIBRARY_PATH."
 )
 
