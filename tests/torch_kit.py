@@ -7,11 +7,19 @@ history, shifts lists, draws from generators, and fills a cross-attention cache 
 
 from __future__ import annotations
 
+import mmap
 import struct
 from typing import Any
 
 import numpy as np
 import torch
+
+from worldmove.manifest import Region, numpy_dtype
+from worldmove.torch import format as fmt
+from worldmove.torch import state_regions
+from worldmove.torch.arena import Arena
+from worldmove.torch.build import build
+from worldmove.torch.pack import pack
 
 LAYERS = 3
 TOKENS, HEADS, DIM = 48, 2, 8
@@ -162,3 +170,38 @@ def bits(tensor: Any) -> bytes:
     """The elements of a tensor in its own order."""
     dense = tensor.contiguous().reshape(-1)
     return bytes(dense.view(torch.uint8).numpy().tobytes())
+
+
+class PlainMemory:
+    """Regions in plain memory, viewed as a world shows them."""
+
+    def __init__(self, regions: tuple[Region, ...]) -> None:
+        self.regions = {region.name: region for region in regions}
+        self.memory = {region.name: mmap.mmap(-1, max(region.nbytes, 1)) for region in regions}
+
+    def __call__(self, name: str, like: str | None) -> Any:
+        region = self.regions[name]
+        return np.ndarray(region.shape, numpy_dtype(region.dtype), buffer=self.memory[name])
+
+
+def arena_for(state: Any, **more: Any) -> Arena:
+    """Plain memory with the regions of a state."""
+    regions = state_regions(state, **more)
+    return Arena(PlainMemory(regions), regions)
+
+
+def written(state: Any, arena: Arena) -> bytes:
+    """A state's host state, once its tensors lie in the arena."""
+    packed = pack(state, arena, None)
+    assert packed is not None
+    return fmt.encode(packed.document)
+
+
+def again(state: Any, **more: Any) -> Any:
+    """A state that has gone through regions and host state, into other memory."""
+    arena = arena_for(state, **more)
+    data = written(state, arena)
+    other = arena_for(state, **more)
+    for name in arena.regions:
+        other.raw(name).copy_(arena.raw(name))
+    return build(fmt.decode(data), other)

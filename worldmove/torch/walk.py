@@ -248,7 +248,7 @@ def _atom(value: Any, path: str) -> fmt.Node | None:  # noqa: PLR0911 - one for 
     if kind is bytes:
         return fmt.Bytes(value)
     if isinstance(value, np.generic):
-        if not _is_plain(value.dtype.str):
+        if value.dtype.fields is not None or not _is_plain(value.dtype.str):
             raise _refused(path, f"is a NumPy scalar of type {value.dtype}")
         return fmt.Scalar(value.dtype.str, value.tobytes())
     return None
@@ -270,7 +270,7 @@ def _tensor(value: Any, node: int, path: str) -> Leaf:
 
 
 def _array(value: np.ndarray[Any, Any], node: int, path: str) -> Leaf:
-    if not _is_plain(value.dtype.str):
+    if value.dtype.fields is not None or not _is_plain(value.dtype.str):
         raise _refused(path, f"has elements of type {value.dtype}; plain ones of fixed size can be moved")
     owner = value
     while isinstance(owner.base, np.ndarray):
