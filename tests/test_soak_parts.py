@@ -111,7 +111,7 @@ def test_growth_is_noticed(field: str, more: int) -> None:
 
 def done(number: int, fault: str, result: report.Result, *, fired: bool = True) -> report.Done:
     step = Step(number, 0, 1, live=True, path="local", fault=fault, lead="", hold_s=0.4)
-    return report.Done(step=step, result=result, code=None, fired=fired and bool(fault), ms=1.0)
+    return report.Done(step=step, result=result, code=None, reason=None, fired=fired and bool(fault), ms=1.0)
 
 
 def test_moves_are_counted_by_fault_and_by_phase() -> None:

@@ -24,6 +24,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     result: Result
     code: str | None
+    reason: str | None
     fired: bool
     ms: float
 
@@ -80,7 +81,7 @@ def line(done: Done) -> str:
     step = done.step
     what = f"{step.fault} after {step.lead}" if step.lead else step.fault or "good"
     idle = "" if done.fired or not step.fault else " (did not happen)"
-    why = f" ({done.code})" if done.code else ""
+    why = f" ({done.code}: {done.reason})" if done.code else ""
     return f"{step.number}: {what}{idle}: {done.result}{why}, {done.ms:.0f} ms"
 
 

@@ -128,9 +128,8 @@ class Trial:
         moved = after is not None and after.epoch > before.epoch and after.owner == there
         result: report.Result = "committed" if moved else "rejected" if end.state == "rejected" else "aborted"
         self._blocks += sum(story.block for one, story in stories if one.story is not story)
-        done = report.Done(
-            step=step, result=result, code=end.code, fired=fired, ms=(time.monotonic() - begun) * 1000
-        )
+        ms = (time.monotonic() - begun) * 1000
+        done = report.Done(step=step, result=result, code=end.code, reason=end.reason, fired=fired, ms=ms)
         self.done.append(done)
         self._screen.say(f"{report.line(done)}: {here} to {there}")
         if not step.fault and result != "committed":
