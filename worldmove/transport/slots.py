@@ -111,12 +111,16 @@ class SlotTable(Sizes):
         self._ring = ring
         self._view = memoryview(ring)
 
-    def slot(self, number: int) -> memoryview:
-        """The memory of a slot. Raises `FramingError` if there is no such."""
-        if not 0 <= number < self.shape.slots:
-            raise FramingError(f"the ring has no slot {number}")
-        start = number * self.shape.slot_bytes
-        return self._view[start : start + self.shape.slot_bytes]
+    def message(self, slot: int, place: int, nbytes: int) -> memoryview:
+        """The memory of a message in a slot; whoever keeps it keeps the ring from being unmapped.
+
+        Raises:
+            FramingError: there is no such slot, or the message leaves it.
+        """
+        if not 0 <= slot < self.shape.slots or not 0 <= place <= place + nbytes <= self.shape.slot_bytes:
+            raise FramingError(f"the ring has no {nbytes} bytes at {place} of slot {slot}")
+        start = slot * self.shape.slot_bytes + place
+        return self._view[start : start + nbytes]
 
     def close(self) -> None:
         """Unmaps the ring; nothing may be in flight."""

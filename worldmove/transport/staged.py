@@ -55,12 +55,11 @@ class StagedSource(Server):
         while True:
             load, slot, staged = await self._staged.get()
             await staged
-            memory = self._ring.slot(slot)
-            self._faults.spoil(memory, load.messages)
+            self._faults.spoil(self._ring.message(slot, *load.messages[0]))
             shipped = self._countdown(slot, len(load.messages))
             for place, nbytes in load.messages:
                 await self._turn()
-                self._ship(memory[place : place + nbytes], shipped)
+                self._ship(self._ring.message(slot, place, nbytes), shipped)
 
     def _countdown(self, slot: int, count: int) -> Callable[[], None]:
         """To be called for each message that has been sent from a slot: after the last one it is free."""
@@ -87,7 +86,7 @@ class StagedDestination(Puller):
         super().__init__(connection, table, stall_s)
         self._ring = table
         self._faults = faults
-        self._places: deque[tuple[memoryview, int]] = deque()
+        self._places: deque[tuple[int, int]] = deque()
         self._loads: dict[Pulling, Load] = {}
 
     def pull_into(self, spans: Spans, slot: int) -> asyncio.Future[int]:
@@ -96,25 +95,27 @@ class StagedDestination(Puller):
         Raises:
             FramingError: as `pull`, or there is no such slot, or they don't fit it.
         """
-        memory = self._ring.slot(slot)
+        shape = self._ring.shape
         self._table.check(spans)
-        fitted = list(loads(framing.plan(spans), memory.nbytes))
-        if len(fitted) > 1:
-            raise FramingError(f"a pull does not fit a slot of {memory.nbytes} bytes")
+        fitted = list(loads(framing.plan(spans), shape.slot_bytes))
+        if len(fitted) > 1 or not 0 <= slot < shape.slots:
+            raise FramingError(
+                f"a pull does not fit slot {slot} of {shape.slots}, {shape.slot_bytes} bytes each"
+            )
         pull = self._ask(spans)
         for load in fitted:
-            self._places.extend((memory, place) for place, _ in load.messages)
+            self._places.extend((slot, place) for place, _ in load.messages)
             self._loads[pull] = load
         return pull.landed
 
     async def _land(self, pull: Pulling, chunk: Chunk, incoming: Incoming) -> None:
-        memory, place = self._places.popleft()
+        slot, place = self._places.popleft()
 
         def landed(future: asyncio.Future[None]) -> None:
             if future.cancelled() or future.exception() is not None:
                 return
             if pull.left == 1:
-                self._faults.spoil(memory, self._loads.pop(pull).messages)
+                self._faults.spoil(self._ring.message(slot, *self._loads.pop(pull).messages[0]))
             self._landed(pull)
 
-        incoming.into(memory[place : place + chunk.nbytes]).add_done_callback(landed)
+        incoming.into(self._ring.message(slot, place, chunk.nbytes)).add_done_callback(landed)
