@@ -29,6 +29,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 import pynvml
 
+from worldmove.bench.gpu_raw import raw_copies
 from worldmove.bench.moves import Shuttle, shuttle
 from worldmove.bench.nodes import RunningNode, running_nodes
 from worldmove.cuda.probe import probe
@@ -39,7 +40,6 @@ CASES = {"full": (60, REGION), "small": (100, "5120")}
 ITEM = 2
 WARM_UP = 2
 TIMES = ("pause_ms", "data_ms", "commit_ms", "resume_ms", "total_ms")
-RAW_COPIES = 20
 
 
 def used(uuids: list[str]) -> list[int]:
@@ -67,48 +67,6 @@ def descriptors(nodes: list[RunningNode]) -> int:
         except OSError:
             continue
     return count
-
-
-def raw(source: str, target: str, count: int, nbytes: int) -> None:
-    """Prints, as JSON, milliseconds of bare copies: all at once, and region by region."""
-    import cupy  # noqa: PLC0415 - the process that moves sessions holds no CUDA
-
-    from worldmove.cuda.memory import Device  # noqa: PLC0415 - likewise
-
-    there, here = Device(source), Device(target)
-    fds = [there.create(count * nbytes), here.create(count * nbytes)]
-    cupy.cuda.Device(here.info.ordinal).use()
-    theirs, mine = (here.map(fd, count * nbytes) for fd in fds)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    found: dict[str, list[float]] = {"whole": [], "regions": []}
-    for number in range(RAW_COPIES + WARM_UP):
-        for name, parts in (("whole", 1), ("regions", count)):
-            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-            size = count * nbytes // parts
-            begin.record(stream)
-            for part in range(parts):
-                offset = part * size
-                cupy.cuda.runtime.memcpyAsync(
-                    mine.address + offset, theirs.address + offset, size, 4, stream.ptr
-                )
-            end.record(stream)
-            end.synchronize()
-            if number >= WARM_UP:
-                found[name].append(cupy.cuda.get_elapsed_time(begin, end))
-    print(json.dumps(found))
-
-
-async def raw_copies(devices: list[str], case: str) -> dict[str, list[float]]:
-    """Milliseconds of bare copies of the same bytes, in a process of its own."""
-    count, shape = CASES[case]
-    arguments = [*devices, str(count), str(bytes_of(shape))]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--raw", *arguments, stdout=asyncio.subprocess.PIPE
-    )
-    answer, _ = await process.communicate()
-    if process.returncode:
-        raise SystemExit("the bare copies failed")
-    return dict(json.loads(answer))
 
 
 def bytes_of(shape: str) -> int:
@@ -192,10 +150,14 @@ async def run(moves: int, only: str | None, out: Path) -> int:
         "cases": {},
     }
     for case in CASES if only is None else (only,):
-        bare = await raw_copies(devices, case)
+        regions, shape = CASES[case]
+        bare = await raw_copies(devices, regions, bytes_of(shape))
         result = await move_case(case, devices, moves, out)
-        again = await raw_copies(devices, case)
-        result["raw_ms"] = {name: statistics.median(bare[name] + again[name]) for name in bare}
+        again = await raw_copies(devices, regions, bytes_of(shape))
+        result["raw_ms"] = {
+            "whole": statistics.median(bare.whole + again.whole),
+            "regions": statistics.median(bare.regions + again.regions),
+        }
         result["data_over_raw"] = result["median"]["data_ms"] / result["raw_ms"]["whole"]
         report["cases"][case] = result
         (out / "gpu_move.json").write_text(json.dumps(report, indent=1))
@@ -213,12 +175,7 @@ def main() -> int:
     parser.add_argument("--moves", type=int, default=20)
     parser.add_argument("--only", choices=sorted(CASES))
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    parser.add_argument("--raw", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.raw:
-        source, target, count, nbytes = given.raw
-        raw(source, target, int(count), int(nbytes))
-        return 0
     return asyncio.run(run(given.moves, given.only, given.out))
 
 

@@ -19,6 +19,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout 
 Repeats = Annotated[
     int | None, typer.Option(min=1, max=1000, show_default=False, help="Runs of each kind, taken in turn.")
 ]
+Gpu = Annotated[bool, typer.Option("--gpu", help="On GPUs in place of host memory.")]
 
 
 def _run(module: str, *, json: bool, **given: Any) -> None:
@@ -85,9 +86,18 @@ def bench_path(
         float | None, typer.Option(min=0.01, max=64, show_default=False, help="Size of the state in GB.")
     ] = None,
     repeats: Repeats = None,
+    gpu: Gpu = False,
+    path: Annotated[
+        PathOption | None, typer.Option(show_default=False, help="With --gpu: which way the moves take.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Raw TCP, the lanes alone, and the verified move between two nodes, in one run."""
+    """A verified move between two nodes beside raw TCP and the lanes alone, or, on GPUs, a bare copy."""
+    if gpu:
+        way = None if path is None else path.value
+        _run("worldmove.bench.gpu_path", json=json, gb=gb, repeats=repeats, path=way)
+    if path is not None:
+        raise typer.BadParameter("only with --gpu; host memory is measured on the path staged")
     _run("worldmove.bench.path", json=json, gb=gb, repeats=repeats)
 
 
@@ -101,9 +111,14 @@ def bench_digest(
         int | None, typer.Option(min=1, max=64, show_default=False, help="Processes that digest.")
     ] = None,
     repeats: Repeats = None,
+    gpu: Gpu = False,
     json: Json = False,
 ) -> None:
-    """Leaf digests by the executor's processes, beside stock xxhash in one thread."""
+    """Leaf digests by the executor's processes beside stock xxhash, or, on a GPU, beside a plain read."""
+    if gpu:
+        if executors is not None:
+            raise typer.BadParameter("a GPU has one executor", param_hint="--executors")
+        _run("worldmove.bench.gpu_digest", json=json, mb=mb, repeats=repeats)
     _run("worldmove.bench.digest", json=json, mb=mb, executors=executors, repeats=repeats)
 
 

@@ -37,6 +37,9 @@ class Stream:
     def synchronize(self):
         pass
 
+    def wait_event(self, event):
+        pass
+
 
 class Event:
     def __init__(self, **_options):
@@ -49,6 +52,10 @@ class Event:
 
     def synchronize(self):
         pass
+
+
+def get_elapsed_time(_begin, _end):
+    return 1.0
 
 
 def get_current_stream():

@@ -1,0 +1,80 @@
+"""The GPU benchmarks on imagined GPUs (tests/fake_gpu): figures mean nothing here, but everything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FAKE = Path(__file__).with_name("fake_gpu")
+ROOT = FAKE.parent.parent
+
+
+def bench(*arguments: str, program: tuple[str, ...] = ("-m", "worldmove", "bench")) -> Any:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FAKE), str(ROOT)])}
+    return subprocess.run(
+        [sys.executable, *program, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_every_leaf_size_is_digested_beside_a_read_and_compared_with_stock_xxhash() -> None:
+    answer = bench("digest", "--gpu", "--mb", "20", "--repeats", "2", "--json")
+    assert answer.returncode == 0, answer.stderr
+    document = json.loads(answer.stdout)
+    assert [leaf["leaf_bytes"] // 1024 for leaf in document["leaves"]] == [8, 16, 32, 64, 72, 128, 256]
+    assert all(leaf["equal"] for leaf in document["leaves"])
+    assert (document["regions"], document["nbytes"] % 512) == (60, 0)
+
+
+@pytest.mark.slow
+def test_a_move_between_gpus_is_measured_beside_bare_copies() -> None:
+    answer = bench("path", "--gpu", "--gb", "0.02", "--repeats", "2", "--json")
+    assert answer.returncode == 0, answer.stderr
+    document = json.loads(answer.stdout)
+    assert (document["path"], len(set(document["devices"]))) == ("local", 2)
+    assert document["state_bytes"] == 60 * (20_000_000 // 480) * 8
+    assert len(document["runs"]["data_ms"]) == document["repeats"] == 2
+    assert document["data_ms"] > 0
+
+
+def test_options_of_one_kind_of_memory_are_refused_for_the_other() -> None:
+    assert bench("path", "--path", "local").returncode == 2
+    assert bench("digest", "--gpu", "--executors", "2").returncode == 2
+
+
+def test_one_call_writes_every_step_into_one_document(tmp_path: Path) -> None:
+    arguments = ("--out", str(tmp_path), "--only", "doctor,tests", "--budget", "60")
+    environment = os.environ | {"PYTHONPATH": str(FAKE), "CUDA_VISIBLE_DEVICES": ""}
+    # Without the modules of the tests that step is skipped, by name.
+    program = (
+        "import importlib.util, runpy, sys; find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'hypothesis' else find(name, *more)\n"
+        "sys.argv = ['gpu_all.py', *sys.argv[1:]]\n"
+        "runpy.run_path('tools/gpu_all.py', run_name='__main__')"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = json.loads((tmp_path / "gpu_all.json").read_text())
+    assert report["about"]["gpus"] == 2
+    assert report["steps"]["tests"] == {"outcome": "skipped", "why": "not installed: hypothesis"}
+    doctor = report["steps"]["doctor"]
+    assert doctor["outcome"] == "ok", answer.stdout
+    assert doctor["documents"]["stdout"]["ok"]
+    assert "=== doctor" in (tmp_path / "gpu_all.log").read_text()
+    assert answer.returncode == 0
+
+
+def test_a_step_that_is_unknown_is_refused_by_name() -> None:
+    answer = bench("--only", "nonsense", program=(str(ROOT / "tools/gpu_all.py"),))
+    assert (answer.returncode, "nonsense" in answer.stderr) == (2, True)
