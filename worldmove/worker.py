@@ -16,7 +16,7 @@ the wire, for stacks in other languages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -155,6 +155,7 @@ class Worker:
         id: str,  # noqa: A002 - the contract's name
         *,
         fingerprint: Mapping[str, str] | None = None,
+        devices: Sequence[str] = (),
         rank: int | None = None,
     ) -> World:
         """Takes up a session whose worker has gone, at its last boundary; `world.host_state` is of there.
@@ -162,6 +163,7 @@ class Worker:
         Args:
             id: of the session.
             fingerprint: as of `register`.
+            devices: where it is left out: UUIDs of the GPUs on which the session lies, in its regions' order.
             rank: which one; the lowest free one if left out.
 
         Raises:
@@ -170,7 +172,7 @@ class Worker:
             FingerprintMismatchError: this process would not generate the same bits.
         """
         if fingerprint is None:
-            fingerprint = prints.collect(model=self._api.session(id).model)
+            fingerprint = prints.collect(model=self._api.session(id).model, devices=devices)
         registration = self._api.open(f"{session_path(id)}/attach", {"fingerprint": dict(fingerprint)})
         free = min(ticket.rank for ticket in registration.tickets)
         return self._join_all(registration, free if rank is None else rank, self._world)
@@ -259,7 +261,8 @@ def _manifest(
 
 def _body(manifest: Manifest, fingerprint: Mapping[str, str] | None) -> dict[str, Any]:
     if fingerprint is None:
-        fingerprint = prints.collect(model=manifest.model)
+        owners = [region.device for region in manifest.regions if region.device != "host"]
+        fingerprint = prints.collect(model=manifest.model, devices=tuple(dict.fromkeys(owners)))
     body: dict[str, Any] = {
         "model": manifest.model,
         "regions": msgspec.to_builtins(manifest.regions),

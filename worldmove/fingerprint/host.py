@@ -1,9 +1,4 @@
-"""All that must be equal on two hosts for them to generate the same bits.
-
-A flat mapping of names to strings, so that any stack can add what it knows (attention backend, scheduler,
-resolution, parallel sizes) and a mismatch can name the differing fields. For host worlds the bits depend
-on the instruction sets that NumPy and BLAS choose from, on BLAS itself and its threads, on the C library's
-mathematics, and on the model's weights. The host's name, its kernel and its clock are not part of it.
+"""What decides the bits of a host: its instruction sets, NumPy, and the numerical libraries that are loaded.
 
 NumPy and threadpoolctl are asked for what is loaded now: import what the world computes with first.
 """
@@ -13,17 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import threadpoolctl
-
-from worldmove.errors import ValidationError
-
-MAX_FIELDS = 256
-MAX_LENGTH = 512
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CPU_KEYS = ("vendor_id", "model name", "CPU implementer", "CPU architecture", "CPU part", "CPU variant")
@@ -40,65 +29,24 @@ _ENVIRONMENT = (
 """Variables that choose other code paths; each counts only where it is set."""
 
 
-def collect(
-    extra: Mapping[str, str] | None = None, *, model: str, weights_digest: str | None = None
-) -> dict[str, str]:
-    """The fingerprint of this process on this host.
-
-    Args:
-        extra: what the serving stack adds; its names must not be taken.
-        model: name of the model, as in the manifest.
-        weights_digest: digest of the weights that are loaded, in the stack's own notation.
-
-    Raises:
-        ValidationError: `extra` has a name that is taken, too many fields, or a field too long.
-    """
-    fields = {
+def host_fields() -> dict[str, str]:
+    """The fields of this process on this host."""
+    return {
         "machine": platform.machine(),
         "system": platform.system(),
         "libc": "-".join(platform.libc_ver()),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "numpy": np.__version__,
-        "model": model,
         **cpu_fields(_cpuinfo()),
         **_numpy_fields(),
         **_blas_fields(),
-        **{f"env.{name}": os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        **environment_fields(_ENVIRONMENT),
     }
-    if weights_digest is not None:
-        fields["weights"] = weights_digest
-    added = dict(extra or {})
-    taken = sorted(fields.keys() & added.keys())
-    if taken:
-        raise ValidationError(
-            f"fingerprint fields {taken} are taken; choose other names", field="fingerprint"
-        )
-    fields |= added
-    check(fields)
-    return fields
 
 
-def check(fields: Mapping[str, str]) -> None:
-    """Bounds a fingerprint, wherever it comes from.
-
-    Raises:
-        ValidationError: more than `MAX_FIELDS` fields, or a name or value over `MAX_LENGTH` characters.
-    """
-    if len(fields) > MAX_FIELDS:
-        raise ValidationError(
-            f"fingerprint has {len(fields)} fields; at most {MAX_FIELDS} are allowed", field="fingerprint"
-        )
-    for name, value in fields.items():
-        if not 1 <= len(name) <= MAX_LENGTH or len(value) > MAX_LENGTH:
-            raise ValidationError(
-                f"fingerprint field {name[:64]!r} is empty or longer than {MAX_LENGTH} characters",
-                field=f"fingerprint.{name[:64]}",
-            )
-
-
-def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Names of the fields that differ or stand on one side only, sorted; empty where the hosts match."""
-    return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+def environment_fields(names: tuple[str, ...]) -> dict[str, str]:
+    """Those of the variables that are set, as `env.NAME`."""
+    return {f"env.{name}": os.environ[name] for name in names if name in os.environ}
 
 
 def cpu_fields(cpuinfo: str) -> dict[str, str]:
