@@ -45,6 +45,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     views.MigrationView,
     views.NodeView,
     views.Registration,
+    views.Resolution,
     views.SessionEvent,
     views.SessionPage,
     views.SessionView,
