@@ -70,7 +70,7 @@ class TorchWorld:
         Raises:
             SessionMoved, SessionEndedError: as `World.boundary`.
             ValidationError: the state holds something that can't be moved. The block is finished, and the
-                world may go on here; the move that wanted the state is given up in time.
+                world may go on here; the move takes the next state that can be, or is given up in time.
             ManifestError: what lies beside the tensors is longer than `host_state_bytes`; otherwise the same.
         """
         if not keep:
