@@ -57,6 +57,12 @@ class CUmemAllocationGranularity_flags(IntEnum):  # noqa: N801 - CUDA's name
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
 
 
+class CUdevice_attribute(IntEnum):  # noqa: N801 - CUDA's name
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
+
+
 def CUmemAllocationProp() -> SimpleNamespace:
     return SimpleNamespace(location=SimpleNamespace())
 
@@ -81,12 +87,24 @@ def cuDeviceGet(ordinal):
     return OK, ordinal
 
 
-def cuDeviceGetName(_length, device):
-    return OK, f"Imagined {device}".encode() + b"\0\0"
+def cuDeviceGetName(_length, _device):
+    return OK, b"Imagined\0\0"
+
+
+def cuDeviceGetAttribute(_attribute, _device):
+    return OK, 4
+
+
+def cuDriverGetVersion():
+    return OK, 13000
 
 
 def cuDeviceGetUuid(device):
     return OK, SimpleNamespace(bytes=bytes([device + 1]) * 16)
+
+
+def cuDeviceGetPCIBusId(_length, device):
+    return OK, f"0000:0{device}:00.0".encode() + b"\0\0"
 
 
 def cuDeviceTotalMem(_device):
