@@ -115,8 +115,10 @@ class LeafTable:
         count = self.count - first if count is None else count
         self._check(first, count)
         part = slice(first, first + count)
-        # Column by column: `np.all` over a short axis takes fifteen times as long.
         mine, theirs = self.rows[part], other.rows[part]
+        if self.known[part].all() and other.known[part].all() and np.array_equal(mine, theirs):
+            return np.empty(0, dtype=np.int64)
+        # Column by column: `np.all` over a short axis takes fifteen times as long.
         equal = (mine[:, 0] == theirs[:, 0]) & (mine[:, 1] == theirs[:, 1])
         equal &= self.known[part] & other.known[part]
         return np.flatnonzero(~equal).astype(np.int64, copy=False) + first

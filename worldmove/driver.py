@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -46,6 +47,7 @@ ABORTABLE = frozenset(
     }
 )
 LEDGER_RETRY_S = 0.2
+LOG_AFTER_S = 0.005
 
 WORK = (
     p.OfferPath, p.ReadTable, p.PauseWorld, p.SealWorld,
@@ -193,15 +195,18 @@ class Driver:
             if not isinstance(event, p.Failed):
                 self._give_up(error.code, str(error), committed=self.role == "source")
             return
-        if self.machine.state is not before:
-            self.log.info("state", before=str(before), state=str(self.machine.state))
-            if self.services.faults is not None:
-                self.services.faults.entered(self)
+        after = self.machine.state
+        if after is not before and self.services.faults is not None:
+            self.services.faults.entered(self)
         if not self.machine.ended:
             self._visible = self.machine.shown
         self.changed.set()
         for action in actions:
             self._perform(action)
+        if after is not before:
+            # Once the actions are under way: a line of the log takes longer than a message to the peer.
+            tell = partial(self.log.info, "state", before=str(before), state=str(after))
+            asyncio.get_running_loop().call_later(LOG_AFTER_S, tell)
 
     def _perform(self, action: p.Action) -> None:
         try:

@@ -20,7 +20,7 @@ from worldmove.digest import LeafTable, Leaves
 from worldmove.errors import WorldMoveError
 from worldmove.manifest import DIGEST_BYTES, Span
 from worldmove.messages import DamagedLeaf, TablePart
-from worldmove.paths import Path
+from worldmove.paths import LocalPath, Path
 from worldmove.reading import Reader
 from worldmove.tasks import Tasks
 
@@ -62,6 +62,7 @@ class Inbound:
     ) -> None:
         self._reader = reader
         self._path = path
+        self._landing = path if isinstance(path, LocalPath) and path.reads else None
         self._tasks = Tasks(on_error)
         self._on_landed = on_landed
         self._slots = asyncio.Semaphore(path.width)
@@ -93,7 +94,10 @@ class Inbound:
         if final:
             kept = self._reader.memory.leaf_map.runs(np.flatnonzero(self._own.known))
             self._tasks.spawn(self._reader.read(self._again, kept, urgent=True))
-        self._ask(np.flatnonzero(~self._own.known))
+        if self._own.known.any():
+            self._ask(np.flatnonzero(~self._own.known))
+        else:
+            self._ask_all()
 
     def plan(self, part: TablePart) -> None:
         """Takes a part of the source's table and asks for the leaves that differ.
@@ -102,7 +106,10 @@ class Inbound:
             ValidationError: the part lies outside the session's leaves.
         """
         self._theirs.store(part.first, part.digests)
-        unequal = self._own.differing(self._theirs, part.first, len(part.digests) // DIGEST_BYTES)
+        count = len(part.digests) // DIGEST_BYTES
+        if self._asked[part.first : part.first + count].all():
+            return
+        unequal = self._own.differing(self._theirs, part.first, count)
         self._ask(unequal[~self._asked[unequal]])
 
     async def close_round(self) -> RoundCount:
@@ -183,6 +190,14 @@ class Inbound:
         self._count.bytes += sum(span.length for span in spans)
         self._tasks.spawn(self._bring(spans))
 
+    def _ask_all(self) -> None:
+        """As `_ask`, without a list of every leaf: nothing is known yet."""
+        leaf_map = self._reader.memory.leaf_map
+        self._asked[:] = True
+        self._count.leaves += leaf_map.count
+        self._count.bytes += self._reader.memory.manifest.nbytes
+        self._tasks.spawn(self._bring(leaf_map.whole()))
+
     async def _bring(self, spans: Sequence[Span]) -> None:
         for batch in delta.batches(spans, self._reader.memory.leaf_map, self._path.batch_bytes):
             await self._unread.acquire()
@@ -191,11 +206,16 @@ class Inbound:
 
     async def _bring_batch(self, batch: Sequence[Span]) -> None:
         try:
+            final = self._count.final
             try:
-                await self._path.pull(batch, urgent=self._count.final)
+                if self._landing is not None:
+                    await self._landing.land(batch, self._own, urgent=final)
+                else:
+                    await self._path.pull(batch, urgent=final)
             finally:
                 self._slots.release()
             self._on_landed(sum(span.length for span in batch))
-            await self._reader.read(self._own, batch, urgent=self._count.final)
+            if self._landing is None:
+                await self._reader.read(self._own, batch, urgent=final)
         finally:
             self._unread.release()

@@ -246,6 +246,10 @@ class LeafMap:
         last = -(-(span.offset + span.length) // size) if span.length else first
         return int(self.first[span.region]) + first, last - first
 
+    def whole(self) -> list[Span]:
+        """Every region that has bytes, whole."""
+        return [Span(region, 0, nbytes) for region, nbytes in enumerate(self.nbytes.tolist()) if nbytes]
+
     def spans(self, first: int, count: int) -> list[Span]:
         """The spans of `count` leaves from index `first`."""
         return self.runs(np.arange(first, first + count, dtype=np.int64))

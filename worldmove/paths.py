@@ -7,10 +7,11 @@ about them: they are read back and compared afterwards, by somebody else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from worldmove import messages as m
+from worldmove.digest import LeafTable
 from worldmove.errors import FramingError, WorldMoveError
 from worldmove.gate import Gate
 from worldmove.hosting.memory import Holding
@@ -21,6 +22,9 @@ from worldmove.transport.pool import Lane
 BATCH_BYTES = 16 << 20
 GPU_BATCH_BYTES = 256 << 20
 """What copy engines bring in less than a millisecond: a batch costs the node about as long as on the host."""
+WIDTH = 4
+GPU_WIDTH = 32
+"""Copy engines are given everything at once, up to 8 GiB: what the node does meanwhile costs them nothing."""
 BATCHES_PER_LANE = 2
 
 
@@ -92,14 +96,19 @@ class StagedPath:
 
 
 class LocalPath:
-    """Copies between two mappings on one host, in the executors of the devices that it goes to."""
+    """Copies between two mappings on one host, in the executors of the devices that it goes to.
+
+    Attributes:
+        reads: whether it can read back what it brings in the same go, by `land`: between GPUs.
+    """
 
     name = "local"
-    width = 4
 
     def __init__(self, source: Reader, target: Reader) -> None:
         on_gpus = any(extent.device != "host" for extent in target.memory.extents)
+        self.reads = all(extent.device != "host" for extent in target.memory.extents)
         self.batch_bytes = GPU_BATCH_BYTES if on_gpus else BATCH_BYTES
+        self.width = GPU_WIDTH if on_gpus else WIDTH
         self._source = source
         self._target = target
         self._under_way = 0
@@ -110,11 +119,20 @@ class LocalPath:
 
     async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
         """Copies the spans."""
+        await self._shielded(self._target.copy_from, self._source, spans, urgent=urgent)
+
+    async def land(self, spans: Sequence[Span], table: LeafTable, *, urgent: bool) -> None:
+        """Copies the spans, and digests each where it has landed: what is read lies in memory by then."""
+        await self._shielded(self._target.land, self._source, table, spans, urgent=urgent)
+
+    async def _shielded(
+        self, work: Callable[..., Coroutine[Any, Any, None]], *what: object, urgent: bool
+    ) -> None:
         if self._aborted:
             raise asyncio.CancelledError
         self._under_way += 1
         self._idle.clear()
-        copying = asyncio.ensure_future(self._target.copy_from(self._source, spans, urgent=urgent))
+        copying = asyncio.ensure_future(work(*what, urgent=urgent))
         copying.add_done_callback(self._copied)
         await asyncio.shield(copying)
 

@@ -69,7 +69,7 @@ class Reader:
 
     def all_spans(self) -> list[Span]:
         """Every byte of every region."""
-        return self.memory.leaf_map.spans(0, self.memory.leaf_map.count)
+        return self.memory.leaf_map.whole()
 
     async def table(self) -> LeafTable:
         """A new table, all leaves unknown, that executors can write; lives as long as the reader."""
@@ -112,6 +112,31 @@ class Reader:
             [
                 self._pools.of(device).digest(keys[device], self.seed, some, urgent=urgent, on_part=part)
                 for device, some in pieces.items()
+            ]
+        )
+
+    async def land(self, source: Reader, table: LeafTable, spans: Sequence[Span], *, urgent: bool) -> None:
+        """Copies leaf-aligned spans as `copy_from` does, and reads each back as `read` does; on GPUs only."""
+        copies: defaultdict[str, list[CopyPiece]] = defaultdict(list)
+        reads: defaultdict[str, list[Piece]] = defaultdict(list)
+        for span in spans:
+            device, piece = self._piece(span)
+            theirs = source.memory.places[span.region]
+            there = source._key(theirs.extent, device), theirs.offset + span.offset
+            copies[device].append(CopyPiece(*there, piece.key, piece.offset, span.length))
+            reads[device].append(piece)
+        keys = self._keys_of(table)
+
+        def part(done: list[Piece]) -> None:
+            for first, count in _leaf_ranges(done):
+                table.learn(first, count)
+
+        await each(
+            [
+                self._pools.of(device).land(
+                    some, reads[device], keys[device], self.seed, urgent=urgent, on_part=part
+                )
+                for device, some in copies.items()
             ]
         )
 

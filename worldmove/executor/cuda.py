@@ -29,6 +29,7 @@ from worldmove.executor.messages import (
     Done,
     Failed,
     Fill,
+    Land,
     Measure,
     Ready,
     Reply,
@@ -68,6 +69,7 @@ class Desk:
         self._channel = channel
         self._copies: deque[Due] = deque()
         self._kernels: deque[Due] = deque()
+        self._landings: deque[Due] = deque()
         self._due = asyncio.Event()
 
     async def receive(self) -> None:
@@ -110,6 +112,8 @@ class Desk:
                 self._kernels.append(Due(self._gpu.digest(request), call, tuple))
             case Copy(call, pieces):
                 self._copies.append(Due(self._gpu.copy(pieces), call, tuple))
+            case Land(call):
+                self._landings.append(Due(self._gpu.land(request), call, tuple))
             case Fill(call):
                 self._kernels.append(Due(self._gpu.fill(request), call, tuple))
             case Allocate(call, nbytes):
@@ -126,8 +130,8 @@ class Desk:
             await self._due.wait()
             self._due.clear()
             last = time.monotonic()
-            while self._copies or self._kernels:
-                if await self._answer_done(self._copies) + await self._answer_done(self._kernels):
+            while any(streams := (self._copies, self._kernels, self._landings)):
+                if sum([await self._answer_done(due) for due in streams]):
                     last = time.monotonic()
                 await asyncio.sleep(0 if time.monotonic() - last < SPIN_S else NAP_S)
 

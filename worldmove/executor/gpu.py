@@ -11,7 +11,7 @@ import numpy as np
 
 from worldmove.cuda.memory import Device, Mapping
 from worldmove.errors import DeviceError, TransportError, ValidationError
-from worldmove.executor.messages import CopyPiece, Digest, Fill
+from worldmove.executor.messages import CopyPiece, Digest, Fill, Land, Piece
 from worldmove.ipc import map_shared
 from worldmove.kernels.leaf_digest_cuda import LeafDigest
 from worldmove.kernels.pieces import make_pieces
@@ -78,6 +78,7 @@ class Gpu:
         self.use()
         self._copying = cupy.cuda.Stream(non_blocking=True)
         self._computing = cupy.cuda.Stream(non_blocking=True)
+        self._landing = cupy.cuda.Stream(non_blocking=True)
         self._digests = LeafDigest()
         self._runs = RunKernels()
         self._digests.warm_up()
@@ -145,21 +146,31 @@ class Gpu:
         Raises:
             ValidationError: a piece lies outside its memory, or its rows outside the table.
         """
-        first = min((piece.first_leaf for piece in request.pieces), default=0)
-        rows = max((piece.first_leaf + piece.leaves for piece in request.pieces), default=0)
-        self._at(request.table, first * DIGEST_BYTES, 0)
-        table = self._at(request.table, 0, rows * DIGEST_BYTES, writable=True)
-        addresses = [self._at(piece.key, piece.offset, piece.length) for piece in request.pieces]
+        return self._read(request.table, request.seed, request.pieces, self._computing)
+
+    def _read(self, key: int, seed: int, wanted: Sequence[Piece], stream: cupy.cuda.Stream) -> Begun:
+        first = min((piece.first_leaf for piece in wanted), default=0)
+        rows = max((piece.first_leaf + piece.leaves for piece in wanted), default=0)
+        self._at(key, first * DIGEST_BYTES, 0)
+        table = self._at(key, 0, rows * DIGEST_BYTES, writable=True)
+        addresses = [self._at(piece.key, piece.offset, piece.length) for piece in wanted]
         pieces = make_pieces(
             addresses,
-            [piece.length for piece in request.pieces],
-            [piece.leaf_bytes for piece in request.pieces],
-            [piece.first_leaf for piece in request.pieces],
+            [piece.length for piece in wanted],
+            [piece.leaf_bytes for piece in wanted],
+            [piece.first_leaf for piece in wanted],
         )
-        with self._computing:
+        with stream:
             plan = self._digests.plan(pieces)
-            self._digests.digest(plan, request.seed, table)
-        return self._begun(self._computing, plan)
+            self._digests.digest(plan, seed, table)
+        return self._begun(stream, plan)
+
+    def land(self, request: Land) -> Begun:
+        """Begins to copy, and to digest what has landed after that; raises as `copy` and `digest`."""
+        copied = self.copy(request.pieces)
+        self._landing.wait_event(copied.event)
+        read = self._read(request.table, request.seed, request.read, self._landing)
+        return Begun(read.event, (copied, read))
 
     def copy(self, pieces: Sequence[CopyPiece]) -> Begun:
         """Begins to copy: large pieces by a copy engine, all small ones by one kernel.

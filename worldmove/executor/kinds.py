@@ -41,7 +41,7 @@ def gpu(uuid: str) -> Kind:
         module="worldmove.executor.cuda",
         arguments=("--device", uuid),
         ready_s=GPU_READY_S,
-        window=8,
+        window=32,
         smallest_part=256 << 20,
         largest_part=1 << 30,
     )

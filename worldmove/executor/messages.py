@@ -77,6 +77,16 @@ class Copy(msgspec.Struct, tag="copy", frozen=True):
     pieces: tuple[CopyPiece, ...]
 
 
+class Land(msgspec.Struct, tag="land", frozen=True):
+    """Copy `pieces`, and when they are there digest `read` into the leaf table `table`."""
+
+    call: int
+    pieces: tuple[CopyPiece, ...]
+    table: int
+    seed: int
+    read: tuple[Piece, ...]
+
+
 class Fill(msgspec.Struct, tag="fill", frozen=True):
     """Set the bytes of each (offset, length) in `ranges` to `byte`."""
 
@@ -136,5 +146,5 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     short_of: tuple[int, int] | None = None
 
 
-Request = Attach | Detach | Digest | Copy | Fill | Hash | Allocate | Measure
+Request = Attach | Detach | Digest | Copy | Land | Fill | Hash | Allocate | Measure
 Reply = Ready | Done | Failed

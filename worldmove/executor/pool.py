@@ -14,20 +14,10 @@ from worldmove.errors import ManifestError, ProcessLostError, TransportError, Va
 from worldmove.executor.crew import Crew, EventSink, Memory
 from worldmove.executor.jobs import Board, Job, Part
 from worldmove.executor.kinds import HOST, Kind
-from worldmove.executor.messages import (
-    Allocate,
-    Copy,
-    CopyPiece,
-    Digest,
-    Done,
-    Fill,
-    Hash,
-    Measure,
-    Piece,
-    Request,
-)
-from worldmove.executor.parts import part_size, split_copy, split_digest, split_fill, split_ranges
+from worldmove.executor.messages import Allocate, CopyPiece, Done, Measure, Piece, Request
+from worldmove.executor.parts import part_size
 from worldmove.executor.process import STALL_S
+from worldmove.executor.work import copy_parts, digest_parts, fill_parts, hash_parts, land_parts
 from worldmove.ipc import close_all
 from worldmove.manifest import DIGEST_BYTES
 
@@ -215,23 +205,9 @@ class ExecutorPool:
             ProcessLostError: an executor died meanwhile (it is reaped and replaced); entries of pieces
                 that `on_part` did not name are undefined.
         """
-        room = self._get(table).nbytes
-        for piece in pieces:
-            self._check(piece.key, piece.offset, piece.length)
-            if piece.leaf_bytes <= 0 or piece.first_leaf < 0:
-                raise ValidationError(f"{piece} has an impossible leaf", field="pieces")
-            if (piece.first_leaf + piece.leaves) * DIGEST_BYTES > room:
-                raise ValidationError(f"{piece} lies outside a table of {room} bytes", field="pieces")
+        self._check_digest(table, pieces)
         size = self._part_size(sum(piece.length for piece in pieces))
-        parts = [
-            Part(
-                partial(Digest, table=table, seed=seed, pieces=tuple(part)),
-                frozenset({table, *(piece.key for piece in part)}),
-                sum(piece.length for piece in part),
-                part,
-            )
-            for part in split_digest(pieces, size)
-        ]
+        parts = digest_parts(table, seed, pieces, size)
         await self._run(parts, urgent=urgent, on_part=on_part)
 
     async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False) -> None:
@@ -248,15 +224,38 @@ class ExecutorPool:
             self._check(piece.source_key, piece.source_offset, piece.length)
             self._check(piece.key, piece.offset, piece.length, writable=True)
         size = self._part_size(sum(piece.length for piece in pieces))
-        parts = [
-            Part(
-                partial(Copy, pieces=tuple(part)),
-                frozenset(key for piece in part for key in (piece.key, piece.source_key)),
-                sum(piece.length for piece in part),
-            )
-            for part in split_copy(pieces, size)
-        ]
+        parts = copy_parts(pieces, size)
         await self._run(parts, urgent=urgent)
+
+    async def land(
+        self,
+        copies: Sequence[CopyPiece],
+        reads: Sequence[Piece],
+        table: int,
+        seed: int,
+        *,
+        urgent: bool = False,
+        on_part: Callable[[list[Piece]], None] | None = None,
+    ) -> None:
+        """Copies, and reads back each target once it has landed: `copy` and `digest` in one, on a GPU only.
+
+        Args:
+            copies: as for `copy`.
+            reads: what each of them has written, one for one.
+            table: as for `digest`; so are the others.
+            seed: see `table`.
+            urgent: see `table`.
+            on_part: see `table`.
+
+        Raises:
+            ValidationError, ProcessLostError: as `copy` and `digest`.
+        """
+        self._check_digest(table, reads)
+        for piece in copies:
+            self._check(piece.source_key, piece.source_offset, piece.length)
+            self._check(piece.key, piece.offset, piece.length, writable=True)
+        parts = land_parts(table, seed, copies, reads)
+        await self._run(parts, urgent=urgent, on_part=on_part)
 
     async def fill(self, key: int, byte: int, ranges: Sequence[tuple[int, int]] | None = None) -> None:
         """Sets bytes of memory `key` to `byte`: wipes it.
@@ -276,10 +275,7 @@ class ExecutorPool:
         if not 0 <= byte <= 255:
             raise ValidationError(f"byte is {byte}; 0 to 255 are allowed", field="byte")
         size = self._part_size(sum(length for _, length in wanted))
-        parts = []
-        for some in split_fill(wanted, size):
-            request = partial(Fill, key=key, byte=byte, ranges=tuple(some))
-            parts.append(Part(request, frozenset({key}), sum(length for _, length in some)))
+        parts = fill_parts(key, byte, wanted, size)
         await self._run(parts)
 
     async def region_digests(
@@ -294,10 +290,7 @@ class ExecutorPool:
         for first, count in ranges:
             self._check(table, first * DIGEST_BYTES, count * DIGEST_BYTES)
         size = self._part_size(sum(count for _, count in ranges) * DIGEST_BYTES)
-        parts = []
-        for group in split_ranges(ranges, size):
-            nbytes = sum(count for _, count in group) * DIGEST_BYTES
-            parts.append(Part(partial(Hash, table=table, ranges=tuple(group)), frozenset({table}), nbytes))
+        parts = hash_parts(table, ranges, size)
         await self._run(parts, urgent=urgent)
         return [digest for part in parts if part.done is not None for digest in part.done.digests]
 
@@ -367,6 +360,15 @@ class ExecutorPool:
             )
         if writable and not memory.writable:
             raise ValidationError(f"memory {key} is read-only", field="key")
+
+    def _check_digest(self, table: int, pieces: Sequence[Piece]) -> None:
+        room = self._get(table).nbytes
+        for piece in pieces:
+            self._check(piece.key, piece.offset, piece.length)
+            if piece.leaf_bytes <= 0 or piece.first_leaf < 0:
+                raise ValidationError(f"{piece} has an impossible leaf", field="pieces")
+            if (piece.first_leaf + piece.leaves) * DIGEST_BYTES > room:
+                raise ValidationError(f"{piece} lies outside a table of {room} bytes", field="pieces")
 
     def _check_open(self) -> None:
         if self._closed:

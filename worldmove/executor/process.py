@@ -45,6 +45,7 @@ class ExecutorProcess:
         self._stall_s = stall_s
         self._calls: dict[int, tuple[asyncio.Future[Done], int]] = {}
         self._next = 0
+        self._queued = 0
         self._outbox: asyncio.Queue[tuple[Request, tuple[int, ...]]] = asyncio.Queue()
         self._watch: asyncio.TimerHandle | None = None
         self._leaving = False
@@ -122,10 +123,21 @@ class ExecutorProcess:
             future.set_exception(ProcessLostError(f"executor {self.pid} is gone"))
             return future
         self._calls[request.call] = (future, nbytes)
-        self._outbox.put_nowait((request, tuple(fds)))
+        if fds or self._queued or not self._sent_at_once(request):
+            self._queued += 1
+            self._outbox.put_nowait((request, tuple(fds)))
         if self._watch is None:
             self._arm(self.answered, patience=2)
         return future
+
+    def _sent_at_once(self, request: Request) -> bool:
+        """Sends without a task in between, where that is possible: the device would stand idle meanwhile."""
+        try:
+            self._channel.send_nowait(request)
+        except (ConnectionLostError, FramingError):
+            # Its queue is full, the message is large, or it is gone, which others notice.
+            return False
+        return True
 
     def kill(self) -> None:
         """Ends it at once (SIGKILL) and never waits; `gone` completes when it is reaped."""
@@ -164,6 +176,7 @@ class ExecutorProcess:
             while True:
                 request, fds = await self._outbox.get()
                 await self._channel.send(request, fds)
+                self._queued -= 1
 
     async def _live(self) -> None:
         reason = "its socket was closed"

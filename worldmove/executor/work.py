@@ -1,0 +1,73 @@
+"""Jobs as parts: the requests that do the work, cut by size, with the memory that each of them touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from worldmove.executor.jobs import Part
+from worldmove.executor.messages import Copy, CopyPiece, Digest, Fill, Hash, Land, Piece
+from worldmove.executor.parts import MAX_PART_PIECES, split_copy, split_digest, split_fill, split_ranges
+from worldmove.manifest import DIGEST_BYTES
+
+MAX_LAND_PIECES = MAX_PART_PIECES // 2
+
+
+def digest_parts(table: int, seed: int, pieces: Sequence[Piece], size: int) -> list[Part]:
+    """Digests of pieces into a table, in parts of `size` bytes."""
+    return [
+        Part(
+            partial(Digest, table=table, seed=seed, pieces=tuple(part)),
+            frozenset({table, *(piece.key for piece in part)}),
+            sum(piece.length for piece in part),
+            part,
+        )
+        for part in split_digest(pieces, size)
+    ]
+
+
+def copy_parts(pieces: Sequence[CopyPiece], size: int) -> list[Part]:
+    """Copies, in parts of `size` bytes."""
+    return [
+        Part(
+            partial(Copy, pieces=tuple(part)),
+            frozenset(key for piece in part for key in (piece.key, piece.source_key)),
+            sum(piece.length for piece in part),
+        )
+        for part in split_copy(pieces, size)
+    ]
+
+
+def land_parts(table: int, seed: int, copies: Sequence[CopyPiece], reads: Sequence[Piece]) -> list[Part]:
+    """Copies with what is read back of each, one for one; cut only where a request would get too long."""
+    parts = []
+    for start in range(0, len(copies), MAX_LAND_PIECES):
+        some, read = copies[start : start + MAX_LAND_PIECES], reads[start : start + MAX_LAND_PIECES]
+        keys = {table, *(piece.key for piece in some), *(piece.source_key for piece in some)}
+        request = partial(Land, pieces=tuple(some), table=table, seed=seed, read=tuple(read))
+        parts.append(Part(request, frozenset(keys), sum(piece.length for piece in some), list(read)))
+    return parts
+
+
+def fill_parts(key: int, byte: int, ranges: Sequence[tuple[int, int]], size: int) -> list[Part]:
+    """Fills of ranges, in parts of `size` bytes."""
+    return [
+        Part(
+            partial(Fill, key=key, byte=byte, ranges=tuple(some)),
+            frozenset({key}),
+            sum(length for _, length in some),
+        )
+        for some in split_fill(ranges, size)
+    ]
+
+
+def hash_parts(table: int, ranges: Sequence[tuple[int, int]], size: int) -> list[Part]:
+    """Hashes of ranges of a table, in parts of `size` bytes of it."""
+    return [
+        Part(
+            partial(Hash, table=table, ranges=tuple(group)),
+            frozenset({table}),
+            sum(count for _, count in group) * DIGEST_BYTES,
+        )
+        for group in split_ranges(ranges, size)
+    ]
