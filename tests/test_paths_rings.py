@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,8 +28,8 @@ from worldmove.reading import Reader
 from worldmove.rings import SHAPE, Rings
 from worldmove.staging import RingPath, Stage, lease
 from worldmove.transport.framing import pack_spans, plan
-from worldmove.transport.pool import LanePool, mint_token
-from worldmove.transport.slots import ALIGN, loads
+from worldmove.transport.pool import LanePool, LaneRegion, mint_token
+from worldmove.transport.slots import ALIGN, RingShape, SlotTable, loads
 
 BIG = (
     *REGIONS,
@@ -239,6 +241,23 @@ async def test_a_ring_that_does_not_fit_is_refused() -> None:
     await node.close()
 
 
+async def test_a_lane_runs_near_to_the_device_during_its_lease() -> None:
+    node = Node()
+    await node.pool.start()
+    usual = os.sched_getaffinity(0)
+    node.rings = Rings(node.pool, node.budget, keep=1, cpus=lambda _: (min(usual),))
+    assert node.rings.cpus(["host"]) == ()
+    cpus = node.rings.cpus(["GPU-1", "host"])
+    ring = await node.rings.borrow(["host"])
+    extents = [(ring.fd, ring.nbytes)]
+    lane = await node.lanes.lease(MOVE, extents, [LaneRegion(0, 0, 9)], writable=False, ring=SHAPE, cpus=cpus)
+    assert os.sched_getaffinity(lane.pid) == {min(usual)}
+    await lane.release()
+    assert os.sched_getaffinity(lane.pid) == usual
+    await node.rings.give(ring)
+    await node.close()
+
+
 def test_loads_hold_every_message_whole_and_in_order() -> None:
     rng = np.random.default_rng(11)
     for _ in range(50):
@@ -264,10 +283,6 @@ def test_loads_hold_every_message_whole_and_in_order() -> None:
 
 
 def test_a_ring_must_have_room_for_its_slots() -> None:
-    import mmap  # noqa: PLC0415 - for this test alone
-
-    from worldmove.transport.slots import RingShape, SlotTable  # noqa: PLC0415
-
     with pytest.raises(FramingError):
         SlotTable(mmap.mmap(-1, 8 << 20), RingShape(2, 5 << 20), [1])
     table = SlotTable(mmap.mmap(-1, 8 << 20), RingShape(2, 4 << 20), [1])

@@ -8,7 +8,7 @@ and registering one takes milliseconds, so rings are kept for the next move.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from worldmove.errors import WorldMoveError
@@ -27,7 +27,7 @@ A batch has fewer than 256 messages, each of which may leave a gap.
 class Allocator(Protocol):
     """Who gives host memory (`hosting.memory.Arenas`)."""
 
-    async def allocate(self, sizes: Sequence[int], name: str) -> list[int]:
+    async def allocate(self, sizes: Sequence[int], name: str, *, cpus: Collection[int] = ()) -> list[int]:
         """Makes arenas of host memory, all or none; `NoMemoryError` if they do not fit."""
 
     def release(self, nbytes: int) -> None:
@@ -39,12 +39,14 @@ class Ring:
 
     Attributes:
         fd: its memory. nbytes: all of it.
+        cpus: near to which it lies; empty: anywhere.
         keys: under which the executors of each device know it.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, cpus: tuple[int, ...]) -> None:
         self.fd = fd
         self.nbytes = nbytes
+        self.cpus = cpus
         self.keys: dict[str, int] = {}
 
     def offset(self, slot: int) -> int:
@@ -59,7 +61,7 @@ class Rings:
         pools: the executors.
         memory: where rings come from.
         keep: as many are kept for the next move; more are freed after use.
-        cpus: of devices that lie near to some of the machine's processors only: which ones.
+        cpus: which processors are near to a device; none: no difference is known.
     """
 
     def __init__(
@@ -68,19 +70,19 @@ class Rings:
         memory: Allocator,
         *,
         keep: int,
-        cpus: Mapping[str, tuple[int, ...]] | None = None,
+        cpus: Callable[[str], tuple[int, ...]] = lambda _: (),
     ) -> None:
         self._pools = pools
         self._memory = memory
         self._keep = keep
-        self._cpus = cpus or {}
+        self._cpus = cpus
         self._idle: list[Ring] = []
         self._out: set[Ring] = set()
         self._closed = False
 
     def cpus(self, devices: Collection[str]) -> tuple[int, ...]:
         """Where a lane between these devices and the network should run; empty: anywhere."""
-        near = {self._cpus.get(device, ()) for device in devices if device != "host"}
+        near = {self._cpus(device) for device in devices if device != "host"}
         return near.pop() if len(near) == 1 else ()
 
     async def borrow(self, devices: Collection[str]) -> Ring:
@@ -90,12 +92,14 @@ class Rings:
             NoMemoryError: there is no room for another one.
             WorldMoveError: a device can't use it; nothing is left of it then.
         """
-        known = [ring for ring in self._idle if ring.keys.keys() >= set(devices)]
-        if known or self._idle:
-            ring = (known or self._idle)[-1]
+        cpus = self.cpus(devices)
+        near = [ring for ring in self._idle if ring.cpus == cpus]
+        known = [ring for ring in near if ring.keys.keys() >= set(devices)]
+        if near:
+            ring = (known or near)[-1]
             self._idle.remove(ring)
         else:
-            ring = await self._make()
+            ring = await self._make(cpus)
         self._out.add(ring)
         try:
             for device in devices:
@@ -126,10 +130,10 @@ class Rings:
             await self._free(ring)
         self._idle.clear()
 
-    async def _make(self) -> Ring:
+    async def _make(self, cpus: tuple[int, ...]) -> Ring:
         nbytes = SHAPE.slots * SHAPE.slot_bytes
-        fd = (await self._memory.allocate([nbytes], "worldmove-ring"))[0]
-        return Ring(fd, nbytes)
+        fd = (await self._memory.allocate([nbytes], "worldmove-ring", cpus=cpus))[0]
+        return Ring(fd, nbytes, cpus)
 
     async def _free(self, ring: Ring) -> None:
         self._out.discard(ring)

@@ -27,12 +27,14 @@ class DeviceInfo(NamedTuple):
         uuid: its name everywhere, `GPU-…` or `MIG-…`.
         name: of the product.
         total_bytes: its memory.
+        bus_id: of the PCI device, `domain:bus:device.function`.
     """
 
     ordinal: int
     uuid: str
     name: str
     total_bytes: int
+    bus_id: str
 
 
 def bindings() -> Any:
@@ -80,7 +82,8 @@ def devices() -> list[DeviceInfo]:
         number = uuid.UUID(bytes=bytes(call(driver, "cuDeviceGetUuid", device).bytes))
         kind = "MIG" if MIG_NAME in f" {name} " else "GPU"
         total = int(call(driver, "cuDeviceTotalMem", device))
-        found.append(DeviceInfo(ordinal, f"{kind}-{number}", name, total))
+        bus_id = _text(call(driver, "cuDeviceGetPCIBusId", 32, device))
+        found.append(DeviceInfo(ordinal, f"{kind}-{number}", name, total, bus_id))
     return found
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from worldmove.errors import ManifestError, NoMemoryError, TransportError
 from worldmove.ipc import close_all, sealed_memfd
 from worldmove.memory.limits import MemoryView, machine_memory
+from worldmove.memory.near import running_on
 
 HEADROOM_BYTES = 128 * 1024 * 1024
 """What stays free of the machine's memory for page tables and the growth of processes."""
@@ -133,10 +134,15 @@ class MemoryBudget:
         """Takes back what `reserve`, `adopt` or `allocate` counted."""
         self._held -= nbytes
 
-    async def allocate(self, sizes: Sequence[int], name: str) -> list[int]:
+    async def allocate(self, sizes: Sequence[int], name: str, *, cpus: Collection[int] = ()) -> list[int]:
         """Reserves and makes one arena for each of `sizes` (bytes), all or none, beside the event loop.
 
         Cancelling it leaves nothing behind: what is being made meanwhile is freed when it is there.
+
+        Args:
+            sizes: in bytes.
+            name: of the memory files, for people who look.
+            cpus: processors near to which they are to lie; empty: anywhere.
 
         Returns:
             Descriptors that the caller owns; `release(sum(sizes))` goes with `free_arenas` of them.
@@ -147,7 +153,7 @@ class MemoryBudget:
         needed = sum(sizes)
         self.reserve(needed)
         self._promised += needed
-        making = asyncio.ensure_future(asyncio.to_thread(_create_all, tuple(sizes), name))
+        making = asyncio.ensure_future(asyncio.to_thread(_create_all, tuple(sizes), name, cpus))
         making.add_done_callback(lambda _: self._kept_promise(needed))
         try:
             return await asyncio.shield(making)
@@ -183,8 +189,8 @@ class MemoryBudget:
             self.release(nbytes)
 
 
-def _create_all(sizes: Sequence[int], name: str) -> list[int]:
-    with contextlib.ExitStack() as undo:
+def _create_all(sizes: Sequence[int], name: str, cpus: Collection[int]) -> list[int]:
+    with running_on(cpus), contextlib.ExitStack() as undo:
         fds = []
         for size in sizes:
             fds.append(create_arena(size, name))

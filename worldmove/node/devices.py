@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from worldmove.config import Settings
 from worldmove.cuda.driver import DeviceInfo
@@ -13,6 +13,7 @@ from worldmove.executor.crew import EventSink
 from worldmove.executor.devices import Executors
 from worldmove.executor.pool import ExecutorPool
 from worldmove.memory.arena import MemoryBudget
+from worldmove.memory.near import near
 from worldmove.rings import Rings
 from worldmove.views import DeviceView
 
@@ -31,7 +32,7 @@ class Devices:
         host = ExecutorPool(settings.executors, stall_s=self._stall_s, on_event=on_event)
         self.executors = Executors(host, {})
         self.budget = MemoryBudget(settings.memory_limit)
-        self.rings = Rings(self.executors, self, keep=2 * settings.lanes)
+        self.rings = Rings(self.executors, self, keep=2 * settings.lanes, cpus=self._cpus_near)
         self._settings = settings
         self._on_event = on_event
         self._found: dict[str, DeviceInfo] = {}
@@ -73,6 +74,10 @@ class Devices:
         await self.rings.close()
         await self.executors.close()
 
+    def _cpus_near(self, device: str) -> tuple[int, ...]:
+        found = self._found.get(device)
+        return near(found.bus_id) if found is not None else ()
+
     def missing(self) -> list[str]:
         """What does not take requests now."""
         lacking = [] if len(self.executors.host.pids) >= self._settings.executors else ["executors"]
@@ -104,9 +109,9 @@ class Devices:
             free_bytes=free,
         )
 
-    async def allocate(self, sizes: Sequence[int], name: str) -> list[int]:
+    async def allocate(self, sizes: Sequence[int], name: str, *, cpus: Collection[int] = ()) -> list[int]:
         """See `MemoryBudget.allocate`."""
-        return await self.budget.allocate(sizes, name)
+        return await self.budget.allocate(sizes, name, cpus=cpus)
 
     async def allocate_on(self, device: str, nbytes: int) -> int:
         """An arena of zero bytes on a GPU; see `ExecutorPool.allocate`.
