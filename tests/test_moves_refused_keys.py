@@ -92,6 +92,10 @@ def test_a_node_that_does_not_own_the_session(fleet: Fleet) -> None:
     arriving = target.tell("wait")
     body = problem(ask(fleet["C"]), 409, "not-owner")
     assert (body["owner"], body["owner_url"]) == ("A", fleet["A"].url)
+    here, there = fleet["A"].client.session("w"), fleet["C"].client.session("w")
+    assert (here.state, there.state, there.owner_url) == ("live", "elsewhere", fleet["A"].url)
+    for field in ("bytes", "ranks", "block_ms", "horizon_ms", "epoch"):
+        assert getattr(here, field) == getattr(there, field) > 0, field
     # The client goes there by itself, and finds the move there again.
     with Client(fleet["C"].url) as client:
         view = client.migrate(MigrationRequest(session_id="w", destination="B"))

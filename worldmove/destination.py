@@ -31,6 +31,8 @@ from worldmove.rounds import RoundPolicy
 from worldmove.sessions import Berth
 
 RECLAIM_POLL_S = 0.05
+SIGN_OF_LIFE_S = 0.2
+"""How old a worker's answer may be when its world is verified."""
 RATED_BYTES = 16 << 20
 PROGRESS_BYTES = 1 << 20
 
@@ -65,6 +67,8 @@ class DestinationMove(Driver):
         self._wiping: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._hearing: asyncio.Task[None] | None = None
+        self._heard_at = 0.0
         self._verified_at = 0.0
         self._committed_at = 0.0
 
@@ -108,8 +112,9 @@ class DestinationMove(Driver):
     def _handle(self, event: object) -> None:
         super()._handle(event)
         if isinstance(event, m.Sealed) and self.machine.state in (State.FINISHING, State.VERIFYING):
-            # The keeper takes its time beside the last bytes.
+            # Keeper and worker take their time beside the last bytes, not after them.
             self._keeping = self._work.spawn(self._bound().keep())
+            self._hearing = self._work.spawn(self._hear_worker())
 
     async def _hear_worker(self) -> None:
         """Nothing is committed to a worker that gives no sign of life: its world would stand."""
@@ -118,6 +123,7 @@ class DestinationMove(Driver):
         except (DeadlineError, NoWorkerError) as error:
             self.fail("worker-lost", f"the standby's worker: {error.message}")
             raise
+        self._heard_at = time.monotonic()
 
     async def _admit(self, action: p.Admit) -> None:
         try:
@@ -203,7 +209,10 @@ class DestinationMove(Driver):
             self.post(p.DamageFound(leaves=int(damaged.size)))
             return
         sealed = action.sealed
-        ready = {self._work.spawn(self._hear_worker()), *([self._keeping] if self._keeping else [])}
+        if self._heard_at and time.monotonic() - self._heard_at > SIGN_OF_LIFE_S:
+            # The last bytes took long: what was true at the seal may be so no more.
+            self._hearing = self._work.spawn(self._hear_worker())
+        ready = {task for task in (self._keeping, self._hearing) if task is not None}
         found = await inbound.root(
             session_id=self.session_id,
             epoch=self.hello.epoch,

@@ -11,7 +11,7 @@ import msgspec
 
 from worldmove.manifest import Manifest, Region
 
-SessionState = Literal["live", "paused", "unattended", "fenced", "lost", "ended"]
+SessionState = Literal["live", "paused", "unattended", "fenced", "lost", "ended", "elsewhere"]
 PathChoice = Literal["auto", "local", "staged"]
 MoveState = Literal[
     "requested",

@@ -16,6 +16,7 @@ _STYLES = {
     "fenced": "red",
     "lost": "red",
     "ended": "dim",
+    "elsewhere": "dim",
     "released": "green",
     "aborted": "red",
     "rejected": "red",

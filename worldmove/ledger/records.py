@@ -77,6 +77,11 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         move: the move in progress; set exactly in `moving`, `committed` and `adopted`.
         outcome: how the last finished move ended.
         last_move_id: which move that was; kept while the next one runs.
+        bytes: of all regions; this and what follows is as the session was registered, for whoever asks
+            another node than the owner. 0 where the record was made by a version that did not say.
+        ranks: how many.
+        block_ms: how long a block takes.
+        horizon_ms: how long viewers can go without one.
     """
 
     session_id: str
@@ -92,6 +97,10 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     move: MoveRef | None = None
     outcome: Outcome | None = None
     last_move_id: str | None = None
+    bytes: int = 0
+    ranks: int = 0
+    block_ms: float = 0.0
+    horizon_ms: float = 0.0
 
     @property
     def holder(self) -> Claim:

@@ -79,6 +79,10 @@ class Registrar:
             model=spec.manifest.model,
             revision=spec.manifest.revision,
             endpoint=spec.manifest.endpoint,
+            bytes=spec.manifest.nbytes,
+            ranks=len(spec.manifest.ranks),
+            block_ms=spec.manifest.block_ms,
+            horizon_ms=spec.manifest.horizon_ms,
         )
         # Epoch 0 until the ledger has it: a page of a later epoch without a record means a lost ledger.
         slot, tickets = await self._host.open_session(spec, session_id, 0)
@@ -244,12 +248,12 @@ class Registrar:
             owner_url=owner.url if owner else None,
             epoch=record.epoch,
             block=max(record.block, 0),
-            state="lost" if lost else "live",
+            state="lost" if lost else "elsewhere",
             revision=record.revision,
-            bytes=0,
-            ranks=0,
-            block_ms=0.0,
-            horizon_ms=0.0,
+            bytes=record.bytes,
+            ranks=record.ranks,
+            block_ms=record.block_ms,
+            horizon_ms=record.horizon_ms,
             endpoint=record.endpoint,
             migration_id=record.move.move_id if record.move else None,
         )
