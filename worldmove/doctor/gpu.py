@@ -27,7 +27,7 @@ WITHOUT = "or serve host memory alone: --gpus none"
 SLOW_PEER_GBPS = 20.0
 """10⁹ bytes a second: less than PCIe 4 carries between two GPUs that reach each other."""
 
-CUPY = ("cupy-cuda13x", "cupy-cuda12x")
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 MPS_CONTROL = "nvidia-cuda-mps"
 
