@@ -208,6 +208,7 @@ def test_a_state_that_cannot_be_moved(fleet: Fleet, crew: ThreadPoolExecutor, la
         ended.set()
         assert view.state == ("aborted" if lasting else "released"), view.reason
         if lasting:
+            until(lambda: fleet["B"].view().standbys[0].state == "attached", "the standby is nobody's again")
             fleet.moved(name, "B")
         going.result()
         assert "state['odd'] is a builtins.set" in refused[0]
