@@ -36,8 +36,6 @@ MAX_REGION_BYTES = 1 << 40
 MAX_SESSION_BYTES = 1 << 42
 MAX_SNAPSHOT_EVERY = 1_000_000
 MAX_HOST_STATE = 4 * 1024 * 1024
-MAX_HOST_STATES = 6 * 1024 * 1024
-"""All ranks' host states together: they travel in one message, in the pause."""
 MAX_HOST_STATES = 7 * 1024 * 1024
 """Bytes of all ranks' host states together: a move carries them in one message."""
 
@@ -296,12 +294,6 @@ def _check_session(manifest: Manifest) -> None:
     if not 0 <= manifest.host_state_bytes <= MAX_HOST_STATE:
         raise ManifestError(
             f"host_state_bytes is {manifest.host_state_bytes}; 0 to {MAX_HOST_STATE} are allowed",
-            field="host_state_bytes",
-        )
-    together = manifest.host_state_bytes * len(manifest.ranks)
-    if together > MAX_HOST_STATES:
-        raise ManifestError(
-            f"host_state_bytes of all ranks is {together}; at most {MAX_HOST_STATES} are allowed",
             field="host_state_bytes",
         )
     if not 1 <= len(manifest.model) <= 256:
