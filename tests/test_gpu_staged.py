@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 from test_gpu_moves import FAKE, GPUS, ROOT, programs
 
-from worldmove.bench.moves import shuttle
-from worldmove.bench.nodes import running_nodes
+from worldmove.bench.moves import Shuttle, shuttle
+from worldmove.bench.nodes import RunningNode, running_nodes
+from worldmove.errors import MoveAbortedError, NoWorkerError
+from worldmove.faults.door import order
+from worldmove.views import Receipt
 
 OPTIONS = ["--path", "staged", "--executors", "1", "--lanes", "2", "--log-level", "info"]
 
@@ -37,3 +41,38 @@ async def test_a_session_goes_from_gpu_to_gpu_over_rings(imagined: None, tmp_pat
             assert (receipt.path, receipt.lanes, receipt.destination) == ("staged", 2, "BA"[number % 2])
             assert receipt.sent_bytes >= receipt.state_bytes
             assert len(receipt.damaged) == (1 if faulty else 0)
+
+
+def run_dir(node: RunningNode) -> Path:
+    words = Path(f"/proc/{node.pid}/cmdline").read_bytes().decode().split("\0")
+    return Path(words[words.index("--run-dir") + 1])
+
+
+async def moved(way: Shuttle) -> Receipt:
+    """A move; where the standby is still being wiped after the last one, it is asked for again."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return (await way.move("staged")).receipt
+            except NoWorkerError as error:
+                await asyncio.sleep(error.details.get("retry_after_ms", 100) / 1000)
+
+
+@pytest.mark.parametrize("what", ["lane-kill", "executor-kill", "lane-stop"])
+async def test_what_dies_in_a_move_ends_it_and_the_next_one_goes_well(
+    imagined: None, tmp_path: Path, what: str
+) -> None:
+    """First at the source, then at the destination; the world stays where it was and moves later."""
+    each = {name: ["--gpus", gpu, "--faults", "arm"] for name, gpu in zip("AB", GPUS, strict=True)}
+    async with (
+        running_nodes(["A", "B"], [*OPTIONS, "--stall-ms", "1000"], each, tmp_path) as nodes,
+        shuttle(nodes, 0, programs("odd")) as way,
+    ):
+        for side, node in zip(("source", "destination"), nodes, strict=True):
+            folder = run_dir(node)
+            await order(folder, arm=f"{side}.finishing.{what}")
+            with pytest.raises(MoveAbortedError):
+                await moved(way)
+            assert (await order(folder)).fired
+        for _ in range(2):
+            assert (await moved(way)).damaged == ()
