@@ -152,7 +152,7 @@ async def test_a_whole_move_over_the_local_path(ends: Ends) -> None:
     await inbound.repair()
     assert inbound.damaged().size == 0
     assert equal(ends.source, ends.target)
-    assert sum(landed) == ends.source.holding.manifest.nbytes + count.bytes
+    assert sum(landed) == ends.source.holding.manifest.nbytes + count.bytes + inbound.repair_bytes
     assert [damage.region for damage in inbound.damages()] == ["v"]
     assert errors == []
 
