@@ -1,4 +1,4 @@
-"""CuPy as far as WorldMove's executor and benchmark worker use it, on host memory: see `cuda.bindings.driver`.
+"""CuPy as far as WorldMove's executor and its benchmark use it, on host memory: see `cuda.bindings.driver`.
 
 A kernel is its NumPy reference, found by its name; everything is done before a call returns.
 """
