@@ -22,7 +22,7 @@ LEADS = {
     "source.aborted": GIVING_UP,
     "destination.settling": GIVING_UP,
     "destination.aborted": GIVING_UP,
-    "destination.reclaiming": ("destination.committed.worker-kill",),
+    "destination.reclaiming": ("destination.committed.ledger-refuse",),
     "source.reclaiming": ("destination.committed.cut", "destination.committed.delay=2500", ""),
 }
 """Phases that no good move comes into: what has to go wrong first."""
