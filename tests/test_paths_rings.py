@@ -23,7 +23,7 @@ from worldmove.inbound import Inbound
 from worldmove.manifest import Region, Span
 from worldmove.memory.arena import MemoryBudget
 from worldmove.messages import TablePart
-from worldmove.offering import Serving
+from worldmove.offering import Serving, regions_of
 from worldmove.reading import Reader
 from worldmove.rings import SHAPE, Rings
 from worldmove.staging import RingPath, Stage, lease
@@ -143,6 +143,34 @@ async def test_a_pull_brings_exactly_its_spans() -> None:
         for span in spans:
             before[span.region][span.offset : span.offset + span.length] = both.source.span(span)
         assert all(np.array_equal(a, b) for a, b in zip(before, both.target.regions, strict=True))
+
+
+@pytest.mark.parametrize("staged", ["source", "destination"])
+async def test_one_end_may_stage_without_the_other_knowing(staged: str) -> None:
+    """A pull of more than a slot holds, answered through a ring; and a ring filled from plain memory."""
+    async with ends() as both:
+        plain = both.target if staged == "source" else both.source
+        extents = [
+            (fd, extent.nbytes) for fd, extent in zip(plain.holding.fds, plain.holding.extents, strict=True)
+        ]
+        node, places = Node(), regions_of(plain.holding)
+        span = Span(5, 0, 20 << 20) if staged == "source" else Span(5, 3, 15 << 20)
+        token = mint_token()
+        lane = await node.lanes.lease(MOVE, extents, places, writable=staged == "source")
+        if staged == "source":
+            giver = await both.serving.lease(MOVE, both.source.holding)
+            await giver.serve(token)
+            await lane.connect("127.0.0.1", giver.port, token, 5000)
+            await lane.pull([span])
+        else:
+            await lane.serve(token)
+            taker = await lease(both.far.rings, both.far.lanes, MOVE, both.target.holding, writable=True)
+            await taker.lane.connect("127.0.0.1", lane.port, token, 5000)
+            path = RingPath([taker], Stage(both.mine, both.far.pool), Gate(None, 1 << 24), both.far.rings)
+            await path.pull([span], urgent=False)
+            await path.release()
+        assert np.array_equal(both.target.span(span), both.source.span(span))
+        await node.close()
 
 
 async def test_what_does_not_fit_a_slot_is_refused_and_the_lane_goes_on() -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import cupy
 
+from worldmove.cuda.driver import find
 from worldmove.cuda.memory import Mapping
 from worldmove.errors import ConnectionLostError, DeviceError, NoMemoryError, TransportError, ValidationError
 from worldmove.executor.gpu import Begun, Gpu
@@ -37,6 +38,7 @@ from worldmove.executor.messages import (
 )
 from worldmove.executor.serving import options, prepare, run
 from worldmove.ipc import Channel, close_all
+from worldmove.memory.near import stay_near
 
 CUDA_ERRORS = (
     cupy.cuda.runtime.CUDARuntimeError,
@@ -182,6 +184,7 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(argv)
     prepare(given)
     try:
+        stay_near(find(given.device).bus_id)
         gpu = Gpu(given.device)
     except DeviceError as error:
         sys.stderr.write(f"executor {os.getpid()}: {error.message}\n")

@@ -32,6 +32,13 @@ def near(bus_id: str, root: Path = Path("/")) -> tuple[int, ...]:
     return tuple(sorted(cpus & os.sched_getaffinity(0)))
 
 
+def stay_near(bus_id: str) -> None:
+    """Keeps this thread, and those that it starts, on the processors near to a PCI device, where any are."""
+    cpus = near(bus_id)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
 def _numbers(text: str) -> set[int]:
     """`0-3,8` is 0, 1, 2, 3 and 8."""
     found: set[int] = set()
