@@ -62,17 +62,24 @@ async def moved(way: Shuttle) -> Receipt:
 async def test_what_dies_in_a_move_ends_it_and_the_next_one_goes_well(
     imagined: None, tmp_path: Path, what: str
 ) -> None:
-    """First at the source, then at the destination; the world stays where it was and moves later."""
+    """First at the source, then at the destination; the world goes on as it was, and moves later."""
     each = {name: ["--gpus", gpu, "--faults", "arm"] for name, gpu in zip("AB", GPUS, strict=True)}
     async with (
         running_nodes(["A", "B"], [*OPTIONS, "--stall-ms", "1000"], each, tmp_path) as nodes,
         shuttle(nodes, 0, programs("odd")) as way,
     ):
-        for side, node in zip(("source", "destination"), nodes, strict=True):
-            folder = run_dir(node)
+        at = 0
+        for side in ("source", "destination"):
+            folder = run_dir(nodes[at if side == "source" else 1 - at])
             await order(folder, arm=f"{side}.finishing.{what}")
-            with pytest.raises(MoveAbortedError):
+            try:
                 await moved(way)
+            except MoveAbortedError:
+                pass
+            else:
+                # An executor may be replaced before anybody needs it.
+                assert what == "executor-kill"
+                at = 1 - at
             assert (await order(folder)).fired
         for _ in range(2):
             assert (await moved(way)).damaged == ()
