@@ -6,14 +6,15 @@ import hashlib
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from machine_kit import HELLO
 from move_side import DAMAGE, GONE, LEAF_BYTES, LEAVES, Side, Steps, Wait
 
 from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.errors import LostRaceError, NoWorkerError, PeerError, WorldMoveError
 from worldmove.ledger import records
+from worldmove.ledger.memory import MemoryStore
 from worldmove.ledger.records import Claim, MoveRef, SessionRecord
+from worldmove.ledger.transactions import settle
 from worldmove.machine import Role
 from worldmove.protocol import State
 
@@ -42,7 +43,7 @@ class SourceSide(Side):
         self.block = 7
         self.paused = False
         self.record = move.record
-        self.destination_incarnation = 0
+        self.before: SessionRecord | None = None
 
     def generate(self, *leaves: int) -> None:
         """The world makes one block, and writes into these leaves."""
@@ -62,10 +63,19 @@ class SourceSide(Side):
             destination_incarnation=destination.incarnation,
         )
         new = records.begin(self.record, ref)
+        self.before = self.record
         yield from self.swap(self.record, new)
         self.record = new
         self._done_with_ledger()
         self.post(p.RecordBegun())
+
+    def settle_own(self) -> Generator[Wait, Any, SessionRecord]:
+        """A move that may have begun or not is written off before it can."""
+
+        def written_off(store: MemoryStore) -> SessionRecord:
+            return settle(store, self.claim, self.session_id, self.move_id, self.before)
+
+        return (yield from self.call(written_off))
 
     def _offer_path(self, _action: p.OfferPath) -> Steps:
         yield "step"
@@ -156,7 +166,7 @@ class DestinationSide(Side):
         self.post(p.AdmitOk(admitted=m.Admitted(incarnation=1, path="staged", lanes=1)))
 
     def _open_path(self, _action: p.OpenPath) -> Steps:
-        record = yield from self.call(lambda store: store.session(HELLO.session_id))
+        record = yield from self.call(lambda store: store.session(self.session_id))
         if record is None or records.fate(record, self.move_id) != "moving" or record.epoch != self.epoch:
             raise PeerError("the record does not say that this move has begun")
         self.record = record

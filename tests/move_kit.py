@@ -43,9 +43,9 @@ class Move:
             )
         )
         self.lines: list[Line] = []
+        self.hello = msgspec.structs.replace(HELLO, live=live)
         self.source = SourceSide(self, claims[0])
         self.destination = DestinationSide(self, claims[1])
-        self.hello = msgspec.structs.replace(HELLO, live=live)
 
     @property
     def record(self) -> SessionRecord:

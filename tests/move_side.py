@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
-from machine_kit import HELLO
 
 from worldmove import messages as m
 from worldmove import protocol as p
@@ -55,6 +54,18 @@ class Job:
         self.waits: Wait = "step"
 
 
+def call(store: MemoryStore, change: Callable[[MemoryStore], T]) -> Generator[Wait, Any, T]:
+    """One call to the ledger: anything may happen before it is made, and between writing and reply."""
+    fault: Fault = yield "ledger"
+    if fault == "before":
+        raise LedgerError("the ledger does not answer")
+    result = change(store)
+    if fault == "after":
+        raise LedgerError("the ledger's reply was lost")
+    yield "step"
+    return result
+
+
 def _method(action: str) -> str:
     """`AbortPath` is performed by `_abort_path`."""
     return re.sub("(?=[A-Z])", "_", action).lower()
@@ -69,8 +80,9 @@ class Side:
         self.move = move
         self.claim = claim
         self.machine = Machine(self.role, POLICY)
-        self.move_id = HELLO.move_id
-        self.epoch = HELLO.epoch
+        self.move_id = move.hello.move_id
+        self.session_id = move.hello.session_id
+        self.epoch = move.hello.epoch
         self.memory = [0] * LEAVES
         self.block = 0
         self.running = False
@@ -169,20 +181,17 @@ class Side:
 
     def call(self, change: Callable[[MemoryStore], T]) -> Generator[Wait, Any, T]:
         """One call to the ledger."""
-        fault: Fault = yield "ledger"
-        if fault == "before":
-            raise LedgerError("the ledger does not answer")
-        result = change(self.move.store)
-        if fault == "after":
-            raise LedgerError("the ledger's reply was lost")
-        yield "step"
-        return result
+        return (yield from call(self.move.store, change))
 
     def swap(self, old: SessionRecord, new: SessionRecord) -> Generator[Wait, Any, None]:
         yield from self.call(lambda store: swap(store, self.claim, old, new))
 
     def settle(self) -> Generator[Wait, Any, SessionRecord]:
-        return (yield from self.call(lambda store: settle(store, self.claim, HELLO.session_id, self.move_id)))
+        return (yield from self.call(lambda store: settle(store, self.claim, self.session_id, self.move_id)))
+
+    def settle_own(self) -> Generator[Wait, Any, SessionRecord]:
+        """As `Driver._settled_record`."""
+        return (yield from self.settle())
 
     def outcome(self, record: SessionRecord) -> p.Outcome:
         return Driver.outcome(self, record)  # type: ignore[arg-type]
@@ -197,7 +206,7 @@ class Side:
         yield "turn"
         while True:
             try:
-                record = yield from self.settle()
+                record = yield from self.settle_own()
             except LedgerError:
                 continue
             break
