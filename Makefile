@@ -8,6 +8,8 @@ EXTRAS ?= host,dev
 
 # Options of single targets: `make demo ARGS="--moves 8"`, `make test ARGS="-k ledger"`.
 ARGS ?=
+# Most tests wait for processes to start and for deadlines to pass, so more of them run than there are cores.
+TEST_PROCESSES ?= 4
 SOAK_MOVES ?= 100
 FUZZ_SECONDS ?= 600
 EXPLORE_SECONDS ?= 120
@@ -34,7 +36,7 @@ demo: setup ## two nodes, one living world: watch it move there and back, bit fo
 	$(BIN)/worldmove demo $(ARGS)
 
 test: setup ## the whole suite; the last lines say how many tests were skipped
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 lint: setup ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff check .

@@ -2,6 +2,9 @@
 
 Every process that a test starts inherits a mark in its environment. When the run ends, processes
 with the mark are given time to go; one that stays fails the run, and so does shared memory left in /dev/shm.
+
+Spread over processes by pytest-xdist, each worker looks after the processes that its own tests started
+and tells the controller, which fails the run; only the controller looks at /dev/shm, once all are done.
 """
 
 from __future__ import annotations
@@ -94,12 +97,32 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_leaks_key] = []
 
 
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _is_controller(config: pytest.Config) -> bool:
+    return not _is_worker(config) and bool(getattr(config.option, "numprocesses", None))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker process has ended: what it left behind counts for the whole run."""
+    output = getattr(node, "workeroutput", None) or {}
+    node.config.stash[_leaks_key] += output.get("leaks", [])
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fails a run that leaves processes or shared memory behind."""
     config = session.config
     leaks = config.stash[_leaks_key]
-    left = wait_until_gone(config.stash[_run_key], GRACE_S)
-    leaks += [f"process {pid}: {command}" for pid, command in left.items()]
+    if not _is_controller(config):
+        left = wait_until_gone(config.stash[_run_key], GRACE_S)
+        leaks += [f"process {pid}: {command}" for pid, command in left.items()]
+    if _is_worker(config):
+        config.workeroutput["leaks"] = leaks
+        return
     leaks += [f"/dev/shm/{name}" for name in _abandoned(_shared_memory() - config.stash[_shm_key])]
     if leaks and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
