@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -23,12 +23,14 @@ from worldmove.errors import (
 from worldmove.hosting.ranks import Ranks
 from worldmove.ipc import Channel, close_all
 from worldmove.listening import Acceptor
+from worldmove.manifest import MAX_REGIONS
 from worldmove.page.messages import (
     FDS_PER_MESSAGE,
     PROTOCOL,
     Adopted,
     Answer,
     Bye,
+    Handback,
     Hello,
     Memory,
     Paused,
@@ -69,6 +71,9 @@ class Desk(Protocol):
 
     def enter(self, first: Hello | Rejoin) -> Entry:
         """Accepts a rank, or raises a `WorldMoveError`. The entry's descriptors are the caller's to close."""
+
+    async def hand_back(self, first: Handback, fds: Sequence[int]) -> None:
+        """Returns when the rank's session is a slot here, or raises; the descriptors stay the caller's."""
 
     async def revise(self, slot: str, rank: int, revision: Revise, fds: Sequence[int]) -> None:
         """Takes in a revision and its descriptors; raises a `WorldMoveError` if it is wrong."""
@@ -183,10 +188,7 @@ class _Visit:
             return None
         entry: Entry | None = None
         try:
-            first = await self._first()
-            if first.protocol != PROTOCOL:
-                raise ProtocolError(f"protocol {first.protocol} is not spoken here, {PROTOCOL} is")
-            entry = self._desk.enter(first)
+            entry = self._desk.enter(await self._introduced())
         except WorldMoveError as error:
             await self._refuse(error)
             return None
@@ -199,16 +201,62 @@ class _Visit:
             close_all([entry.page_fd, *entry.fds])
         return entry
 
-    async def _first(self) -> Hello | Rejoin:
+    async def _first(self) -> tuple[Hello | Rejoin | Handback, list[int]]:
+        """With its descriptors, which only a handback has."""
         try:
             async with asyncio.timeout(FIRST_MESSAGE_S):
                 message, fds = await self._channel.receive()
         except TimeoutError:
             raise DeadlineError(f"no message within {FIRST_MESSAGE_S:g} s") from None
+        if isinstance(message, Handback) and message.protocol == PROTOCOL:
+            return message, fds
         close_all(fds)
-        if not isinstance(message, Hello | Rejoin):
+        if not isinstance(message, Hello | Rejoin | Handback):
             raise ProtocolError(f"the first message is {type(message).__name__}, not Hello or Rejoin")
-        return message
+        if message.protocol != PROTOCOL:
+            raise ProtocolError(f"protocol {message.protocol} is not spoken here, {PROTOCOL} is")
+        return message, []
+
+    async def _introduced(self) -> Hello | Rejoin:
+        """The first message; of a rank that is handed back, once its session is here again."""
+        first, fds = await self._first()
+        if not isinstance(first, Handback):
+            return first
+        try:
+            await self._fetch(fds, 1 + len(first.sizes))
+            await self._while_there(self._desk.hand_back(first, fds))
+        finally:
+            close_all(fds)
+        return first.rejoin
+
+    async def _fetch(self, fds: list[int], count: int) -> None:
+        if count > MAX_REGIONS:
+            raise ProtocolError(f"{count} descriptors are more than there can be regions")
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                while len(fds) < count:
+                    message, more = await self._channel.receive()
+                    fds += more
+                    if not isinstance(message, Memory) or not more:
+                        raise ProtocolError(f"{type(message).__name__} came instead of descriptors")
+        except TimeoutError:
+            raise DeadlineError(f"no descriptors within {FIRST_MESSAGE_S:g} s") from None
+
+    async def _while_there(self, wanted: Coroutine[Any, Any, None]) -> None:
+        """Awaits what may take long; raises if the worker goes meanwhile, or does not wait for it."""
+        working = asyncio.ensure_future(wanted)
+        hearing = asyncio.ensure_future(self._channel.receive())
+        try:
+            await asyncio.wait({working, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                message, fds = hearing.result()
+                close_all(fds)
+                raise ProtocolError(f"{type(message).__name__} came out of turn")
+        finally:
+            working.cancel()
+            hearing.cancel()
+            await asyncio.wait({working, hearing})
+        working.result()
 
     async def _refuse(self, error: WorldMoveError) -> None:
         with contextlib.suppress(TransportError):

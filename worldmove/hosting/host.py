@@ -19,7 +19,6 @@ from worldmove.errors import (
     AlreadyMovingError,
     ConflictError,
     FingerprintMismatchError,
-    ManifestError,
     NotFoundError,
     NoWorkerError,
     SessionExistsError,
@@ -27,21 +26,22 @@ from worldmove.errors import (
     WorldMoveError,
 )
 from worldmove.hosting.door import Door, Entry
+from worldmove.hosting.handback import Returns
 from worldmove.hosting.making import Name, Owner, make_slot, restore_slot
+from worldmove.hosting.matching import RETRY_AFTER_MS, find_standby
 from worldmove.hosting.memory import Arenas, take
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.shelf import Keeping, Shelf
 from worldmove.hosting.slots import Slot
 from worldmove.hosting.tickets import TicketBook
 from worldmove.ipc import close_all
-from worldmove.manifest import Manifest, differences
+from worldmove.manifest import Manifest
 from worldmove.memory.arena import free_arenas
-from worldmove.page.messages import Ended, Hello, Moved, Rejoin, Revise, Welcome
+from worldmove.page.messages import Ended, Handback, Hello, Moved, Rejoin, Revise, Welcome
 from worldmove.tasks import Tasks
 from worldmove.views import SessionSpec, Ticket
 
 log = structlog.get_logger(__name__)
-RETRY_AFTER_MS = 1000
 
 
 class Host:
@@ -56,6 +56,7 @@ class Host:
 
     Attributes:
         sessions: slots by session id. standbys: slots by the standby's id, until adopted.
+        returns: takes in sessions that workers hand back.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Host:
         self._door = Door(socket_path, self)
         self._freeing = Tasks(self._not_freed)
         self._owner = Owner(self._changed, self._discard)
+        self.returns = Returns(incarnation, self._owner, self._check_away, self._take_back)
 
     @property
     def arenas(self) -> Arenas:
@@ -241,30 +243,8 @@ class Host:
         return slot
 
     def find_standby(self, manifest: Manifest, fingerprint: Mapping[str, str]) -> Slot:
-        """A vacant standby that can take the session.
-
-        Raises:
-            NoWorkerError: none waits here.
-            FingerprintMismatchError, ManifestError: those that wait can't; `details["fields"]` says why.
-        """
-        vacant = [slot for slot in self.standbys.values() if slot.vacant]
-        if not vacant:
-            raise NoWorkerError(
-                "no standby at the destination", required=1, available=0, retry_after_ms=RETRY_AFTER_MS
-            )
-        nearest: tuple[int, list[str], list[str]] | None = None
-        for slot in vacant:
-            regions = differences(manifest, slot.manifest)
-            bits = prints.differences(fingerprint, slot.fingerprint)
-            if not regions and not bits:
-                return slot
-            distance = len(regions) + len(bits)
-            if nearest is None or distance < nearest[0]:
-                nearest = (distance, regions, bits)
-        if nearest is not None and nearest[2]:
-            raise FingerprintMismatchError(f"the standby differs in {nearest[2]}", fields=nearest[2])
-        fields = nearest[1] if nearest is not None else []
-        raise ManifestError(f"the standby differs in {fields}", field="regions", fields=fields)
+        """A vacant standby that can take the session; raises as `matching.find_standby`."""
+        return find_standby(self.standbys.values(), manifest, fingerprint)
 
     def bind(self, slot: Slot, move_id: str) -> None:
         """Promises a standby to a move.
@@ -346,6 +326,21 @@ class Host:
         stopped = first.block if first.stopped else None
         return self._entry(slot, first.rank, (), stopped, waiting=first.waiting)
 
+    async def hand_back(self, first: Handback, fds: Sequence[int]) -> None:
+        """See `worldmove.hosting.door.Desk`."""
+        self._check_away(first)
+        await self.returns.take_in(first, fds)
+
+    def _check_away(self, first: Handback) -> None:
+        name, key = first.session_id, first.rejoin.slot
+        if name in self.sessions or name in self._opening or key in self._slots:
+            raise ConflictError(f"session {name!r} is on this node already")
+
+    def _take_back(self, slot: Slot) -> None:
+        self._arenas.adopt(slot.counted_bytes)
+        self._slots[slot.key] = self.sessions[slot.id] = slot
+        self._shelf.refresh(slot)
+
     def _entry(
         self, slot: Slot, rank: int, extents: tuple[int, ...], stopped: int | None, *, waiting: bool
     ) -> Entry:
@@ -362,6 +357,7 @@ class Host:
             sizes=tuple(holding.extents[index].nbytes for index in extents),
             secret=slot.secrets[rank],
             revisions=slot.revisions[rank],
+            fingerprint=slot.fingerprint,
         )
         copies: list[int] = []
         try:

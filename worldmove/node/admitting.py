@@ -10,7 +10,8 @@ import structlog
 from worldmove import messages as m
 from worldmove.config import Settings
 from worldmove.errors import DeadlineError, NoWorkerError, SessionExistsError, ValidationError
-from worldmove.hosting.host import RETRY_AFTER_MS, Host
+from worldmove.hosting.host import Host
+from worldmove.hosting.matching import RETRY_AFTER_MS
 from worldmove.hosting.slots import Slot
 from worldmove.manifest import Manifest, Source, validate
 from worldmove.sessions import Berth, SessionBook
@@ -42,7 +43,8 @@ class Admission:
             ValidationError: the wanted path leads nowhere.
         """
         validate(hello.manifest)
-        if self._book.get(hello.session_id) is not None:
+        # A fenced world of an earlier epoch counts, too: its record must not become this node's under it.
+        if self._book.get(hello.session_id) is not None or hello.session_id in self._host.sessions:
             raise SessionExistsError(f"session {hello.session_id!r} is on this node already")
         path = self._path(hello)
         try:

@@ -30,6 +30,8 @@ AWAY_TIMES = 10
 """How long a standby's worker may take to find the node again, in times that a peer may be silent."""
 OPERATOR_S = 2.0
 """How often a record is looked at again that only an operator can settle."""
+LOST_TOLD = 100
+"""How many lost sessions are named in the log."""
 log = structlog.get_logger(__name__)
 
 
@@ -242,7 +244,20 @@ class Recovery:
             return []
 
     async def lost(self) -> set[str]:
-        """Sessions that the ledger says are this node's, and whose memory nobody here holds any more."""
+        """Sessions that the ledger says are this node's, and whose memory nobody here holds any more.
+
+        The host was started again, or all on it has ended; or only a worker is left, who will hand it back.
+        """
+        missing: set[str] = set()
+        try:
+            missing = await self._missing()
+        except LedgerError as error:
+            log.warning("lost sessions are not known", error=str(error))
+        for name in sorted(missing)[:LOST_TOLD]:
+            log.error("session is lost: nobody holds its memory, unless a worker hands it back", session=name)
+        return missing
+
+    async def _missing(self) -> set[str]:
         missing: set[str] = set()
         after: str | None = None
         while True:

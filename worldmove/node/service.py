@@ -12,7 +12,7 @@ import structlog
 from worldmove.config import Settings
 from worldmove.descriptors import DescriptorDoor
 from worldmove.driver import PeerChannel, Services
-from worldmove.errors import LedgerError, WorldMoveError
+from worldmove.errors import WorldMoveError
 from worldmove.faults.equipment import Equipment
 from worldmove.gate import Gate
 from worldmove.hosting.host import Host
@@ -32,6 +32,7 @@ from worldmove.node.moving import Moves
 from worldmove.node.recovery import Recovery
 from worldmove.node.registering import Registrar
 from worldmove.node.resolving import Decision
+from worldmove.node.returning import warrant
 from worldmove.node.showing import boot_id, standby_views
 from worldmove.node.snapshots import Snapshots
 from worldmove.node.tenure import Tenure
@@ -63,7 +64,6 @@ GATE_BURST_S = 0.02
 MIN_BURST = 1 << 20
 PEER_SOCKET = "peer.sock"
 KEEPER_SOCKET = "keeper.sock"
-LOST_TOLD = 100
 """Lost sessions that the log names at a start."""
 
 
@@ -143,8 +143,7 @@ class Node:
         self._compose(self._ledger, self._host, self._tenure)
         found = await self._recovery.found()
         for slot in found:
-            self._metrics.recovered("standby" if slot.session_id is None else "session")
-            self._tasks.spawn(self._recovery.settle(slot), name=f"recover {slot.id}")
+            self._recover(slot)
         self._host.start()
         self._tasks.spawn(self._tell_lost(), name="lost sessions")
         self._tasks.spawn(self._lease.keep(self._ledger), name="lease")
@@ -158,14 +157,15 @@ class Node:
             descriptors=descriptors,
         )
 
+    def _recover(self, slot: Slot) -> None:
+        self._lost.discard(slot.id)
+        self._metrics.recovered(slot.kind)
+        self._tasks.spawn(self._recovery.settle(slot), name=f"recover {slot.id}")
+
     async def _tell_lost(self) -> None:
-        """Says which sessions nobody holds any more: the host was started again, or all on it has ended."""
-        try:
-            self._lost = await self._recovery.lost()
-        except LedgerError as error:
-            self.log.warning("lost sessions are not known", error=str(error))
-        for name in sorted(self._lost)[:LOST_TOLD]:
-            self.log.error("session is lost: nobody holds its memory any more", session=name)
+        self._lost = await self._recovery.lost()
+        if self._host is not None:
+            self._lost -= self._host.sessions.keys()
 
     async def fenced(self) -> None:
         """Returns when a later incarnation has claimed this node's name: nothing is left but to `abort`."""
@@ -190,6 +190,7 @@ class Node:
         )
         self._gate = services.gate
         self._recovery = Recovery(services, host, self._book, tenure.alone)
+        host.returns.warrant = warrant(services, self._recover)
         self._snapshots = Snapshots(services, host, tenure.alone, self._metrics.snapshot_taken)
         self._registrar = Registrar(services, host, self._book, self._recovery, self._snapshots)
         admission = Admission(self.settings, self._boot_id, host, self._book)

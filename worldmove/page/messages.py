@@ -47,6 +47,38 @@ class Rejoin(Message, frozen=True, tag="rejoin"):
         return f"Rejoin(slot={self.slot!r}, rank={self.rank}, block={self.block}, stopped={self.stopped})"
 
 
+class Handback(Message, frozen=True, tag="handback"):
+    """Worker: the first message of a rank whose memory no node knows any more; see `Rejoin`.
+
+    Its one descriptor is the rank's control page; those of `sizes` follow in `Memory` messages.
+
+    Attributes:
+        rejoin: what was answered with `not-found`.
+        session_id: as the control page has it.
+        fingerprint: of the last `Welcome`.
+        manifest: as this rank knows it; only its own regions are believed.
+        places: one for each region of this rank, in the manifest's order; extents count in `sizes`.
+        sizes: bytes of the extents.
+        revisions: of this rank that are in the manifest.
+    """
+
+    rejoin: Rejoin
+    session_id: str
+    fingerprint: dict[str, str]
+    manifest: Manifest
+    places: tuple[Place, ...]
+    sizes: tuple[int, ...]
+    revisions: int
+
+    @property
+    def protocol(self) -> int:
+        """That the worker speaks."""
+        return self.rejoin.protocol
+
+    def __repr__(self) -> str:
+        return f"Handback({self.rejoin!r}, session_id={self.session_id!r})"
+
+
 class Ready(Message, frozen=True, tag="ready"):
     """Worker: everything is mapped; from now on this rank has a worker."""
 
@@ -102,6 +134,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
         sizes: bytes of these extents.
         secret: proves a later `Rejoin`.
         revisions: of this rank that the node has taken in.
+        fingerprint: what the slot was registered with, for `Handback`.
     """
 
     slot: str
@@ -115,13 +148,17 @@ class Welcome(Message, frozen=True, tag="welcome"):
     sizes: tuple[int, ...]
     secret: str
     revisions: int
+    fingerprint: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Welcome(slot={self.slot!r}, session_id={self.session_id!r}, rank={self.rank})"
 
 
 class Memory(Message, frozen=True, tag="memory"):
-    """Node: descriptors of the rank's extents, `count` of them, in the order of `Welcome.extents`."""
+    """Descriptors of a rank's extents, `count` of them.
+
+    From the node in the order of `Welcome.extents`, from a worker in that of `Handback.sizes`.
+    """
 
     count: int
 
@@ -171,6 +208,6 @@ class Adopted(Message, frozen=True, tag="adopted"):
     endpoint: str | None = None
 
 
-WorkerMessage = Hello | Rejoin | Ready | Paused | Started | Revise | Pong | Bye
+WorkerMessage = Hello | Rejoin | Handback | Memory | Ready | Paused | Started | Revise | Pong | Bye
 NodeMessage = Welcome | Memory | Refused | Ping | Resume | Advance | Moved | Ended | Adopted
 Answer = Resume | Advance | Moved | Ended

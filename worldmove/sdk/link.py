@@ -34,6 +34,7 @@ from worldmove.page.messages import (
     Revise,
     Welcome,
 )
+from worldmove.sdk.handback import Kept
 from worldmove.sdk.problems import error_of
 
 ENTER_S = 60.0
@@ -59,12 +60,14 @@ class Link:
     Attributes:
         page: the control page in force; another one after the node has started again.
         welcome: what the node said at first.
+        kept: what to hand back to a node that knows nothing of this rank.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.page: ControlPage
         self.welcome: Welcome
+        self.kept: Kept
         self._page_fd = -1
         self._inode = 0
         self._sock: socket.socket | None = None
@@ -91,6 +94,7 @@ class Link:
             channel = link._connect()
             channel.send(Hello(token))
             link.welcome, carried = _expect(channel, Welcome)
+            link.kept = Kept(link.welcome.manifest)
             link._take_page(carried)
             link._sent = link.welcome.revisions
             while len(fds) < len(link.welcome.extents):
@@ -209,16 +213,27 @@ class Link:
         while True:
             try:
                 channel = self._connect()
-                channel.send(self._rejoin(standing))
+                self._greet(channel, standing)
                 self._welcomed(*_expect(channel, Welcome))
             except TransportError:
                 self._drop_channel()
+            except WorldMoveError as error:
+                self._drop_channel()
+                if self.kept.refused(self.page, error):
+                    continue
             else:
                 return True
             if deadline is not None and time.monotonic() + wait >= deadline:
                 return False
             time.sleep(wait)
             wait = min(2 * wait, longest)
+
+    def _greet(self, channel: SyncChannel[NodeMessage], standing: Standing) -> None:
+        rejoin, page = self._rejoin(standing), (self.page, self._page_fd)
+        if self.kept.offering:
+            self.kept.hand_back(channel, rejoin, page, self.welcome.fingerprint, self._sent)
+        else:
+            channel.send(rejoin)
 
     # A running rank whose node has gone
 
@@ -237,7 +252,7 @@ class Link:
             channel = self._connect(wait=False)
             self._channel = None
             self._returning = channel
-            channel.send(self._rejoin(Standing(block, stopped=False, waiting=False)))
+            self._greet(channel, Standing(block, stopped=False, waiting=False))
         except WorldMoveError:
             # The world goes on without a node; the next look tries again.
             self._drop_channel()
@@ -253,6 +268,8 @@ class Link:
         message, fds = got
         if not isinstance(message, Welcome):
             close_all(fds)
+            if isinstance(message, Refused):
+                self.kept.unknown(self.page, message.code)
             raise ConnectionLostError("the new node does not know this rank")
         self._channel, self._returning = channel, None
         self._welcomed(message, fds)
@@ -263,6 +280,7 @@ class Link:
         if welcome.slot != self.welcome.slot or welcome.rank != self.welcome.rank:
             close_all(fds)
             raise ProtocolError("the node answered for another rank")
+        self.kept.offering = False
         self._take_page(fds)
         self.ready()
         self._forget_known()

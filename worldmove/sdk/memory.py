@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import mmap
+import os
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,10 +16,24 @@ import numpy.typing as npt
 from worldmove.cuda.memory import Device
 from worldmove.errors import ManifestError, NotFoundError, ValidationError
 from worldmove.ipc import map_shared
-from worldmove.manifest import RAW_DTYPES, Region, numpy_dtype
+from worldmove.manifest import RAW_DTYPES, Place, Region, numpy_dtype
 from worldmove.sdk.gpu import GpuExtent, view
 
 Array = npt.NDArray[Any]
+
+
+class Descriptor:
+    """A descriptor of an extent, open as long as a region lies there: a node may have lost all of them.
+
+    Args:
+        fd: copied.
+        nbytes: of the extent.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = os.dup(fd)
+        self.nbytes = nbytes
+        weakref.finalize(self, os.close, self.fd)
 
 
 class Mapped(NamedTuple):
@@ -26,6 +42,7 @@ class Mapped(NamedTuple):
     region: Region
     mapping: mmap.mmap | GpuExtent
     offset: int
+    kept: Descriptor
 
 
 class RankMemory:
@@ -52,8 +69,9 @@ class RankMemory:
             index: self._map(devices.get(index, "host"), fd, nbytes)
             for index, (fd, nbytes) in extents.items()
         }
+        kept = {index: Descriptor(fd, nbytes) for index, (fd, nbytes) in extents.items()}
         for region, extent, offset in placed:
-            self._regions[region.name] = Mapped(region, mappings[extent], offset)
+            self._regions[region.name] = Mapped(region, mappings[extent], offset, kept[extent])
 
     def _map(self, device: str, fd: int, nbytes: int) -> mmap.mmap | GpuExtent:
         if device == "host":
@@ -80,6 +98,12 @@ class RankMemory:
         """What the manifest says of a region of this rank; `NotFoundError` if there is none."""
         return self._mapped(name).region
 
+    def places(self, names: Iterable[str]) -> tuple[list[Descriptor], list[Place]]:
+        """Extents, and where each region lies in them; the descriptors stay this object's."""
+        mapped = [self._mapped(name) for name in names]
+        extents = list(dict.fromkeys(each.kept for each in mapped))
+        return extents, [Place(extents.index(each.kept), each.offset) for each in mapped]
+
     def drop(self, names: Sequence[str]) -> None:
         """Forgets regions; views that exist stay valid."""
         for name in names:
@@ -101,7 +125,7 @@ class RankMemory:
         Raises:
             ValidationError: it lies on a GPU.
         """
-        region, mapping, offset = self._mapped(name)
+        region, mapping, offset, _ = self._mapped(name)
         if isinstance(mapping, GpuExtent):
             raise ValidationError(f"region {name!r} lies on a GPU, which NumPy can't view", field="like")
         return np.ndarray(region.shape, dtype=numpy_dtype(region.dtype), buffer=mapping, offset=offset)
@@ -117,7 +141,7 @@ class RankMemory:
         Raises:
             ValidationError: the library is unknown, missing, or can't view such memory or this dtype.
         """
-        region, mapping, offset = self._mapped(name)
+        region, mapping, offset, _ = self._mapped(name)
         if isinstance(mapping, GpuExtent):
             return view(region, mapping, offset, like)
         if like is None or like == "numpy":

@@ -72,6 +72,7 @@ def map_rank(link: Link, fds: Sequence[int]) -> RankMemory:
             if region.rank == welcome.rank
         ]
         memory.map(placed, extents)
+        link.kept.memory = memory
         link.ready()
     except BaseException:
         link.close()
@@ -121,7 +122,7 @@ class Standby:
 
         Raises:
             SessionEndedError: the standby was ended at the node.
-            NotFoundError: a node that started again does not know it.
+            NotFoundError: a node that started again does not know it: stand by anew.
         """
         link = self._link
         if link is None:
@@ -197,7 +198,6 @@ class World:
         self.tickets = tickets
         self._link = link
         self._memory = memory
-        self._manifest = link.welcome.manifest
         self._rank = link.welcome.rank
         self._block = block
         self._open = True
@@ -228,12 +228,12 @@ class World:
     @property
     def manifest(self) -> Manifest:
         """As this rank knows it: with its own revisions, not with those of other ranks."""
-        return self._manifest
+        return self._link.kept.manifest
 
     @property
     def regions(self) -> tuple[Region, ...]:
         """All regions, for instance to stand by with the same ones elsewhere."""
-        return self._manifest.regions
+        return self._link.kept.manifest.regions
 
     @property
     def closed(self) -> bool:
@@ -372,10 +372,10 @@ class World:
         if self._begun:
             raise ConflictError("regions are revised at a boundary, not inside block()")
         change = Change(tuple(add), tuple(drop), dict(resize or {}))
-        made = make_revision(self._manifest, self._rank, self._memory, change)
+        made = make_revision(self._link.kept.manifest, self._rank, self._memory, change)
         if made is None:
             return
-        self._manifest, revision, fds = made
+        self._link.kept.manifest, revision, fds = made
         self._link.revise(revision, fds)
 
     def close(self) -> None:

@@ -1,0 +1,58 @@
+"""Whether a session that its worker hands back is this node's: the ledger says so, nobody else could."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from worldmove.driver import Services
+from worldmove.errors import NotFoundError
+from worldmove.hosting.handback import Warrant
+from worldmove.hosting.slots import Slot
+from worldmove.ledger.records import Claim, SessionRecord
+
+COMMIT_AND_RECLAIM = 2
+"""Epochs by which a reclaimed record is ahead of a page that its node had no time to write."""
+
+
+def warrant(services: Services, settle: Callable[[Slot], None]) -> Warrant:
+    """What a host needs to take sessions back; `settle` gets each, fenced, as if the keeper had held it."""
+    return Warrant(partial(check_returning, services), settle)
+
+
+async def check_returning(services: Services, session_id: str, epoch: int) -> None:
+    """Checks that the ledger's record allows this node to take the memory back.
+
+    Args:
+        services: of the node.
+        session_id: whose memory it is said to be.
+        epoch: that stands in the worker's control page.
+
+    Raises:
+        NotFoundError: the record is another node's, or there is none; a world of a newer epoch is elsewhere;
+            or it was committed to this node and never adopted: the source takes it back.
+        LedgerError: the ledger does not answer.
+    """
+    record = await services.ledger.get(session_id)
+    if record is None or record.phase == "ended":
+        raise NotFoundError(f"session {session_id!r} is not in the ledger", session_id=session_id)
+    least = least_epoch(record, services.claim)
+    if least is None:
+        raise NotFoundError(f"session {session_id!r} is {record.owner}'s", session_id=session_id)
+    if epoch < least:
+        raise NotFoundError(f"session {session_id!r} has gone on since epoch {epoch}", session_id=session_id)
+
+
+def least_epoch(record: SessionRecord, mine: Claim) -> int | None:
+    """The epoch of the world that lay on this node when the record was written; `None`: none did.
+
+    A page of a later one is taken too: the ledger was set back, which recovery leaves to an operator.
+    """
+    if record.phase == "committed":
+        leaving = record.move is not None and record.move.source == mine.name
+        return record.epoch - 1 if leaving else None
+    if record.owner != mine.name:
+        return None
+    if record.phase == "owned" and record.outcome == "reclaimed":
+        return record.epoch - COMMIT_AND_RECLAIM
+    return record.epoch
