@@ -13,6 +13,7 @@ TEST_PROCESSES ?= 4
 SOAK_MOVES ?= 100
 FUZZ_SECONDS ?= 600
 EXPLORE_SECONDS ?= 120
+STORMS ?= 3000
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format soak bench fuzz doctor pins tree image clean
@@ -50,6 +51,7 @@ format: setup ## rewrite the sources in the project's format
 soak: setup ## SOAK_MOVES moves (100 unless told otherwise) of several worlds while things go wrong
 	$(BIN)/worldmove soak --moves $(SOAK_MOVES) $(ARGS)
 	SCHEMATHESIS_SECONDS=$(EXPLORE_SECONDS) $(BIN)/python -m pytest -q tests/test_security_schemas.py
+	STORM_EXAMPLES=$(STORMS) $(BIN)/python -m pytest -q tests/test_machine_storm.py
 
 bench: setup ## every figure of docs/benchmarks.md, measured on this machine
 	$(BIN)/worldmove bench boundary

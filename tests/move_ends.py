@@ -54,6 +54,9 @@ class SourceSide(Side):
 
     def _begin_record(self, _action: p.BeginRecord) -> Steps:
         yield "turn"
+        if self.machine.state is not State.ADMITTED:
+            return
+        yield from self.close_former()
         destination = self.move.destination.claim
         ref = MoveRef(
             move_id=self.move_id,
@@ -68,6 +71,10 @@ class SourceSide(Side):
         self.record = new
         self._done_with_ledger()
         self.post(p.RecordBegun())
+
+    def close_former(self) -> Iterator[Wait]:
+        """Ends the move that brought the world here, if the record is still in it."""
+        yield from ()
 
     def settle_own(self) -> Generator[Wait, Any, SessionRecord]:
         """A move that may have begun or not is written off before it can."""

@@ -140,6 +140,8 @@ class SourceMove(Driver):
     async def _begin_record(self, _action: p.BeginRecord) -> None:
         claim = self.services.claim
         async with self._ledger_turn:
+            if self.machine.state is not State.ADMITTED:
+                return  # given up, and perhaps settled already: it must not begin after that
             old = await self._closed_record()
             move = MoveRef(
                 move_id=self.move_id,

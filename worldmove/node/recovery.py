@@ -20,6 +20,7 @@ from worldmove.hosting.host import Host
 from worldmove.hosting.slots import Slot
 from worldmove.ledger import records
 from worldmove.ledger.records import MoveRef, SessionRecord
+from worldmove.node import verdicts
 from worldmove.node.traces import leave_trace
 from worldmove.page.messages import Ended, Moved
 from worldmove.reading import Reader
@@ -113,15 +114,17 @@ class Recovery:
     async def _session(self, waiting: Unsettled) -> bool:
         slot, claim = waiting.slot, self._services.claim
         record = await self._services.ledger.get(slot.id)
-        if record is None or record.epoch < slot.ranks.page.epoch:
+        found = verdicts.of_session(record, slot.ranks.page.epoch, claim)
+        if record is None or found == "doubted":
             return self._doubted(waiting, record)
-        if record.phase == "ended":
-            return self._dismissed(slot, Ended("the session has ended"))
-        if record.move is not None and record.phase in ("moving", "committed"):
+        if found == "unfinished":
             record = await self._unfinished(slot, record)
-        if record.owner != claim.name:
+            found = verdicts.of_settled(record, claim)
+        if found == "ended":
+            return self._dismissed(slot, Ended("the session has ended"))
+        if found == "moved":
             return self._dismissed(slot, Moved(record.owner, record.endpoint))
-        if record.phase == "committed":
+        if found == "wait":
             return False
         record = await self._retaken(record)
         slot.ranks.page.epoch = record.epoch
@@ -159,8 +162,7 @@ class Recovery:
         if move is None:
             return record
         record = await self._decided(slot, move)
-        if move.source == self._services.claim.name:
-            await leave_trace(self._services, record, move, slot.manifest)
+        await leave_trace(self._services, record, move, slot.manifest)
         return record
 
     async def _decided(self, slot: Slot, move: MoveRef) -> SessionRecord:
@@ -195,15 +197,14 @@ class Recovery:
         if record is not None:
             record = await self._services.ledger.settle(record.session_id, slot.bound)
         move_id, mine = slot.bound, self._services.claim
-        if record is not None and record.owner == mine.name:
-            fate = records.fate(record, move_id)
-            if fate == "committed":
+        standing = verdicts.of_standby(record, move_id, mine)
+        if record is not None and standing != "wipe":
+            if standing == "adopt":
                 adopted = records.adopt(record, mine, endpoint=slot.manifest.endpoint)
                 await self._services.ledger.swap(record, adopted)
-                record, fate = adopted, "adopted"
-            if fate in ("adopted", "released"):
-                await self._adopt(slot, record)
-                return True
+                record = adopted
+            await self._adopt(slot, record)
+            return True
         await self._wipe(slot)
         self._host.unbind(slot, move_id)
         slot.ranks.unfence()
