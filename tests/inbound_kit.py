@@ -14,7 +14,7 @@ from worldmove.digest import LeafTable
 from worldmove.errors import WorldMoveError
 from worldmove.executor.pool import ExecutorPool
 from worldmove.hosting.memory import Holding, take
-from worldmove.inbound import Inbound
+from worldmove.inbound import Inbound, World
 from worldmove.ipc import close_all, map_shared
 from worldmove.manifest import Manifest, Region, Span
 from worldmove.memory.arena import MemoryBudget
@@ -175,7 +175,7 @@ class Bench:
         fields = {"session_id": "world", "epoch": 3, "block": 12, "host_states": (b"state", b"")}
         return (
             await self.theirs.root(self.table, **fields),  # type: ignore[arg-type]
-            await self.inbound.root(**fields),  # type: ignore[arg-type]
+            await self.inbound.root(World(**fields)),  # type: ignore[arg-type]
         )
 
 

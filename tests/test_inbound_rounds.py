@@ -12,6 +12,7 @@ from inbound_kit import KIB, REGIONS, Bench, bench, equal
 
 from worldmove.errors import ConnectionLostError, ProcessLostError, ValidationError
 from worldmove.executor.pool import ExecutorPool
+from worldmove.inbound import World
 from worldmove.manifest import Region, Span
 from worldmove.messages import DamagedLeaf, TablePart
 
@@ -291,9 +292,9 @@ async def test_odd_sessions(pool: ExecutorPool, regions: tuple[Region, ...]) -> 
 async def test_the_root_covers_every_byte_and_the_host_state(both: Bench) -> None:
     await both.round(1, final=True)
     fields = {"session_id": "world", "epoch": 3, "block": 12}
-    root = await both.inbound.root(**fields, host_states=(b"state",))  # type: ignore[arg-type]
+    root = await both.inbound.root(World(**fields, host_states=(b"state",)))  # type: ignore[arg-type]
     others = {
-        await both.inbound.root(**fields, host_states=states)  # type: ignore[arg-type]
+        await both.inbound.root(World(**fields, host_states=states))  # type: ignore[arg-type]
         for states in ((b"statf",), (), (b"state", b""))
     }
     assert len({root, *others}) == 4

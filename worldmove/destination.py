@@ -18,7 +18,7 @@ from worldmove.errors import (
     WorldMoveError,
 )
 from worldmove.hosting.slots import Slot
-from worldmove.inbound import Inbound
+from worldmove.inbound import Inbound, World
 from worldmove.ledger import records
 from worldmove.ledger.records import SessionRecord
 from worldmove.machine import Role
@@ -115,6 +115,10 @@ class DestinationMove(Driver):
             # Keeper and worker take their time beside the last bytes, not after them.
             self._keeping = self._work.spawn(self._bound().keep())
             self._hearing = self._work.spawn(self._hear_worker())
+            self._work.spawn(self._receiving().foresee(self._world(event)))
+
+    def _world(self, sealed: m.Sealed) -> World:
+        return World(self.session_id, self.hello.epoch, sealed.block, sealed.host_states)
 
     async def _hear_worker(self) -> None:
         """Nothing is committed to a worker that gives no sign of life: its world would stand."""
@@ -213,12 +217,7 @@ class DestinationMove(Driver):
             # The last bytes took long: what was true at the seal may be so no more.
             self._hearing = self._work.spawn(self._hear_worker())
         ready = {task for task in (self._keeping, self._hearing) if task is not None}
-        found = await inbound.root(
-            session_id=self.session_id,
-            epoch=self.hello.epoch,
-            block=sealed.block,
-            host_states=sealed.host_states,
-        )
+        found = await inbound.root(self._world(sealed))
         if found != sealed.root:
             self.fail("root-mismatch", "leaf tables are equal and the roots are not: the seal is damaged")
             return

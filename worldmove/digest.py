@@ -22,7 +22,7 @@ MAX_U64 = 2**64 - 1
 
 Leaves = npt.NDArray[np.int64]
 
-__all__ = ["LeafTable", "encode_root", "hash_bytes", "new_seed", "root"]
+__all__ = ["LeafTable", "encode_root", "hash_bytes", "new_seed", "region_heads", "root"]
 
 
 def new_seed() -> int:
@@ -52,7 +52,8 @@ class LeafTable:
         self.nbytes = max(count, 1) * DIGEST_BYTES
         self.fd = sealed_memfd("worldmove-leaves", self.nbytes)
         try:
-            self._map: mmap.mmap = map_shared(self.fd, self.nbytes)
+            # Populated: page faults of a large table would come while it is compared, and a world stands.
+            self._map: mmap.mmap = map_shared(self.fd, self.nbytes, populate=True)
         except BaseException:
             os.close(self.fd)
             raise
@@ -150,6 +151,7 @@ def encode_root(
     regions: Sequence[Region],
     region_digests: Sequence[bytes],
     state_digests: Sequence[bytes],
+    heads: Sequence[bytes] | None = None,
 ) -> bytes:
     """The unambiguous encoding of a world whose hash is its root (docs/format.md, "Root").
 
@@ -161,6 +163,7 @@ def encode_root(
         regions: in manifest order.
         region_digests: `hash_bytes` of every region's leaf digests, in the same order.
         state_digests: `hash_bytes` of every rank's host state, rank 0 first.
+        heads: `region_heads` of the regions, if they are at hand.
 
     Raises:
         ValidationError: a number doesn't fit 64 bits, a digest has another length than 32, or there
@@ -172,13 +175,23 @@ def encode_root(
         )
     parts = [ROOT_MAGIC, struct.pack("<H", ROOT_VERSION), _text(session_id)]
     parts += [_u64(epoch, "epoch"), _u64(block, "block"), _u64(seed, "seed"), _u32(len(regions))]
-    for region, digest in zip(regions, region_digests, strict=True):
-        parts += [_text(region.name), _text(region.dtype), _u32(len(region.shape))]
-        parts += [_u64(size, "shape") for size in region.shape]
-        parts += [_u64(region.leaf_bytes, "leaf_bytes"), _digest(digest, "region_digests")]
+    for head, digest in zip(heads or region_heads(regions), region_digests, strict=True):
+        parts += [head, _digest(digest, "region_digests")]
     parts.append(_u32(len(state_digests)))
     parts += [_digest(digest, "state_digests") for digest in state_digests]
     return b"".join(parts)
+
+
+def region_heads(regions: Sequence[Region]) -> list[bytes]:
+    """What stands before each region's digest in `encode_root`; raises as it does."""
+    return [
+        b"".join(
+            [_text(region.name), _text(region.dtype), _u32(len(region.shape))]
+            + [_u64(size, "shape") for size in region.shape]
+            + [_u64(region.leaf_bytes, "leaf_bytes")]
+        )
+        for region in regions
+    ]
 
 
 def root(
@@ -190,6 +203,7 @@ def root(
     regions: Sequence[Region],
     region_digests: Sequence[bytes],
     state_digests: Sequence[bytes],
+    heads: Sequence[bytes] | None = None,
 ) -> bytes:
     """The 32-byte root of a world: equal at both ends of a move, or nothing is installed.
 
@@ -204,6 +218,7 @@ def root(
             regions=regions,
             region_digests=region_digests,
             state_digests=state_digests,
+            heads=heads,
         )
     )
 

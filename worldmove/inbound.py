@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,10 +22,19 @@ from worldmove.errors import WorldMoveError
 from worldmove.manifest import DIGEST_BYTES, Span
 from worldmove.messages import DamagedLeaf, TablePart
 from worldmove.paths import LocalPath, Path
-from worldmove.reading import Reader
+from worldmove.reading import Plan, Reader
 from worldmove.tasks import Tasks
 
 UNREAD_PER_SLOT = 2
+
+
+class World(NamedTuple):
+    """What enters a root beside the regions (`Reader.sum_up`)."""
+
+    session_id: str
+    epoch: int
+    block: int
+    host_states: tuple[bytes, ...]
 
 
 @dataclass(slots=True)
@@ -75,7 +85,10 @@ class Inbound:
         self._own: LeafTable
         self._again: LeafTable
         self._theirs: LeafTable
+        self._everything: Plan | None = None
+        self._hashing: asyncio.Task[None] | None = None
         self._digests: list[bytes] | None = None
+        self._foreseen: tuple[World, str] | None = None
         self._equal = False
 
     async def open(self) -> None:
@@ -83,11 +96,18 @@ class Inbound:
         self._own = await self._reader.table()
         self._again = await self._reader.table()
         self._theirs = await self._reader.table()
+        if self._landing is not None:
+            # A world that stands waits for none of this.
+            leaf_map = self._reader.memory.leaf_map
+            batches = delta.batches(leaf_map.whole(), leaf_map, self._path.batch_bytes)
+            self._everything = self._landing.plan(batches, self._own)
+            await self._reader.prepare(self._everything)
 
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
         self._count = RoundCount(number, final=final, started=time.monotonic())
         self._digests = None
+        self._foreseen = None
         self._equal = False
         self._asked[:] = False
         self._theirs.forget()
@@ -119,7 +139,7 @@ class Inbound:
         waited for is not computed again.
         """
         if self._count.final:
-            self._tasks.spawn(self._hash())
+            self._hashing = self._tasks.spawn(self._hash())
         await self._tasks.join()
         if self._count.final:
             kept = ~self._asked & self._again.known
@@ -153,14 +173,27 @@ class Inbound:
             found.append(DamagedLeaf(regions[region].name, index, attempts))
         return tuple(found)
 
-    async def root(self, *, session_id: str, epoch: int, block: int, host_states: Sequence[bytes]) -> str:
+    async def foresee(self, world: World) -> None:
+        """Computes the root of what the source's table says, while the last bytes still arrive.
+
+        `root` takes it if memory, read back, has turned out to equal that table, and not otherwise.
+        """
+        if self._hashing is not None:
+            await asyncio.wait({self._hashing})
+        if self._digests is not None:
+            self._foreseen = world, self._sum_up(self._digests, world)
+
+    async def root(self, world: World) -> str:
         """The root (hex) of what lies in memory here."""
+        if self._equal and self._foreseen is not None and self._foreseen[0] == world:
+            return self._foreseen[1]
         digests = self._digests if self._equal else None
         if digests is None:
             digests = await self._reader.region_digests(self._own, urgent=True)
-        return self._reader.sum_up(
-            digests, session_id=session_id, epoch=epoch, block=block, host_states=host_states
-        )
+        return self._sum_up(digests, world)
+
+    def _sum_up(self, digests: Sequence[bytes], world: World) -> str:
+        return self._reader.sum_up(digests, **world._asdict())
 
     @property
     def count(self) -> RoundCount:
@@ -196,7 +229,14 @@ class Inbound:
         self._asked[:] = True
         self._count.leaves += leaf_map.count
         self._count.bytes += self._reader.memory.manifest.nbytes
-        self._tasks.spawn(self._bring(leaf_map.whole()))
+        plan, self._everything = self._everything, None
+        if self._landing is None or plan is None:
+            self._tasks.spawn(self._bring(leaf_map.whole()))
+        else:
+            self._tasks.spawn(self._landing.land_planned(plan, self._note_landed, urgent=self._count.final))
+
+    def _note_landed(self, first: int, count: int) -> None:
+        self._on_landed(self._reader.memory.leaf_map.bytes_between(first, count))
 
     async def _bring(self, spans: Sequence[Span]) -> None:
         for batch in delta.batches(spans, self._reader.memory.leaf_map, self._path.batch_bytes):

@@ -219,6 +219,7 @@ class LeafMap:
         self.first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(leaves)])
         self.count = int(self.first[-1])
         self._edges = np.unique(self.first)
+        self._total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.nbytes)])
 
     def runs(self, leaves: npt.NDArray[np.int64]) -> list[Span]:
         """Turns ascending leaf indices into the fewest spans; a span never crosses a region's end."""
@@ -251,6 +252,17 @@ class LeafMap:
     def spans(self, first: int, count: int) -> list[Span]:
         """The spans of `count` leaves from index `first`."""
         return self.runs(np.arange(first, first + count, dtype=np.int64))
+
+    def bytes_between(self, first: int, count: int) -> int:
+        """Bytes of `count` leaves from index `first` together."""
+        return self._begin(first + count) - self._begin(first)
+
+    def _begin(self, leaf: int) -> int:
+        """Bytes of all regions before a leaf, padding aside."""
+        region = int(np.searchsorted(self.first, leaf, side="right")) - 1
+        if region >= len(self.nbytes):
+            return int(self._total[-1])
+        return int(self._total[region] + (leaf - self.first[region]) * self.leaf_bytes[region])
 
     def bytes_of(self, leaves: npt.NDArray[np.int64]) -> int:
         """Bytes of the given leaves together (the last leaf of a region may be short)."""

@@ -7,7 +7,7 @@ about them: they are read back and compared afterwards, by somebody else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from worldmove import messages as m
@@ -16,7 +16,7 @@ from worldmove.errors import FramingError, WorldMoveError
 from worldmove.gate import Gate
 from worldmove.hosting.memory import Holding
 from worldmove.manifest import Extent, LeafMap, Manifest, Span
-from worldmove.reading import Reader
+from worldmove.reading import OnRead, Plan, Reader
 from worldmove.transport.pool import Lane
 
 BATCH_BYTES = 16 << 20
@@ -125,14 +125,22 @@ class LocalPath:
         """Copies the spans, and digests each where it has landed: what is read lies in memory by then."""
         await self._shielded(self._target.land, self._source, table, spans, urgent=urgent)
 
+    def plan(self, batches: Iterable[Sequence[Span]], table: LeafTable) -> Plan:
+        """What `land` does with each of these batches."""
+        return self._target.plan_land(self._source, table, batches)
+
+    async def land_planned(self, plan: Plan, on_read: OnRead, *, urgent: bool) -> None:
+        """Does what was planned, as far as the executors' queues reach all at once."""
+        await self._shielded(self._target.perform, plan, urgent=urgent, on_read=on_read)
+
     async def _shielded(
-        self, work: Callable[..., Coroutine[Any, Any, None]], *what: object, urgent: bool
+        self, work: Callable[..., Coroutine[Any, Any, None]], *what: object, **how: object
     ) -> None:
         if self._aborted:
             raise asyncio.CancelledError
         self._under_way += 1
         self._idle.clear()
-        copying = asyncio.ensure_future(work(*what, urgent=urgent))
+        copying = asyncio.ensure_future(work(*what, **how))
         copying.add_done_callback(self._copied)
         await asyncio.shield(copying)
 

@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from worldmove.digest import LeafTable, hash_bytes, root
+from worldmove.digest import LeafTable, hash_bytes, region_heads, root
 from worldmove.errors import ProcessLostError, ValidationError
 from worldmove.executor.devices import Pools
+from worldmove.executor.jobs import Part
 from worldmove.executor.messages import CopyPiece, Piece
+from worldmove.executor.pool import ExecutorPool
 from worldmove.hosting.memory import Holding
 from worldmove.manifest import Span
 from worldmove.tasks import each
 
 OnRead = Callable[[int, int], None]
 """Called with (first leaf, number of leaves) as parts of a reading are done."""
+
+INLINE_BYTES = 64 << 10
+INLINE_REGIONS = 512
+"""A table as small as this is hashed here, in a tenth of a millisecond; to ask an executor takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Work that is known beforehand, down to the executors' requests; done once.
+
+    Attributes:
+        table: what is read goes there.
+        parts: for each pool, its parts.
+        leaves: the (first, count) of the leaves that a list of pieces has, by the list's `id`.
+    """
+
+    table: LeafTable
+    parts: list[tuple[ExecutorPool, list[Part]]]
+    leaves: dict[int, list[tuple[int, int]]]
 
 
 HOST = "host"
@@ -38,6 +60,7 @@ class Reader:
         self._devices = sorted({HOST, *(extent.device for extent in memory.extents)})
         self._keys: dict[tuple[int, str], int] = {}
         self._tables: list[tuple[LeafTable, dict[str, int]]] = []
+        self._heads = region_heads(memory.manifest.regions)
 
     async def open(self, *, writable: bool = True, towards: Holding | None = None) -> None:
         """Maps the extents in the executors; undone if it fails.
@@ -94,29 +117,60 @@ class Reader:
         Raises:
             ProcessLostError: an executor ended meanwhile; some leaves may not have been read.
         """
-        if not spans:
-            return
+        await self.perform(self.plan_read(table, spans), urgent=urgent, on_read=on_read)
+
+    def plan_read(self, table: LeafTable, spans: Sequence[Span]) -> Plan:
+        """What `read` does, for `prepare` and `perform`."""
         pieces: defaultdict[str, list[Piece]] = defaultdict(list)
         for span in spans:
             device, piece = self._piece(span)
             pieces[device].append(piece)
         keys = self._keys_of(table)
+        pools = {device: self._pools.of(device) for device in pieces}
+        return _plan(
+            table,
+            [
+                (pools[device], pools[device].plan_digest(keys[device], self.seed, some))
+                for device, some in pieces.items()
+            ],
+        )
+
+    async def prepare(self, plan: Plan) -> None:
+        """Has executors get ready for a plan: what its pieces need is on the device by then."""
+        await each([pool.prepare(parts) for pool, parts in plan.parts])
+
+    async def perform(
+        self,
+        plan: Plan,
+        *,
+        urgent: bool,
+        on_read: OnRead | None = None,
+    ) -> None:
+        """Does what was planned; arguments and errors as `read`."""
 
         def part(done: list[Piece]) -> None:
-            for first, count in _leaf_ranges(done):
-                table.learn(first, count)
+            for first, count in plan.leaves[id(done)]:
+                plan.table.learn(first, count)
                 if on_read is not None:
                     on_read(first, count)
 
-        await each(
-            [
-                self._pools.of(device).digest(keys[device], self.seed, some, urgent=urgent, on_part=part)
-                for device, some in pieces.items()
-            ]
-        )
+        await each([pool.perform(parts, urgent=urgent, on_part=part) for pool, parts in plan.parts])
 
     async def land(self, source: Reader, table: LeafTable, spans: Sequence[Span], *, urgent: bool) -> None:
         """Copies leaf-aligned spans as `copy_from` does, and reads each back as `read` does; on GPUs only."""
+        await self.perform(self.plan_land(source, table, [spans]), urgent=urgent)
+
+    def plan_land(self, source: Reader, table: LeafTable, batches: Iterable[Sequence[Span]]) -> Plan:
+        """What `land` does with each of these batches, for `prepare` and `perform`."""
+        parts: defaultdict[str, list[Part]] = defaultdict(list)
+        for batch in batches:
+            for device, some in self._landing(source, table, batch):
+                parts[device] += some
+        return _plan(table, [(self._pools.of(device), some) for device, some in parts.items()])
+
+    def _landing(
+        self, source: Reader, table: LeafTable, spans: Sequence[Span]
+    ) -> Iterator[tuple[str, list[Part]]]:
         copies: defaultdict[str, list[CopyPiece]] = defaultdict(list)
         reads: defaultdict[str, list[Piece]] = defaultdict(list)
         for span in spans:
@@ -126,19 +180,8 @@ class Reader:
             copies[device].append(CopyPiece(*there, piece.key, piece.offset, span.length))
             reads[device].append(piece)
         keys = self._keys_of(table)
-
-        def part(done: list[Piece]) -> None:
-            for first, count in _leaf_ranges(done):
-                table.learn(first, count)
-
-        await each(
-            [
-                self._pools.of(device).land(
-                    some, reads[device], keys[device], self.seed, urgent=urgent, on_part=part
-                )
-                for device, some in copies.items()
-            ]
-        )
+        for device, some in copies.items():
+            yield device, self._pools.of(device).plan_land(some, reads[device], keys[device], self.seed)
 
     async def copy_from(self, source: Reader, spans: Sequence[Span], *, urgent: bool) -> None:
         """Copies spans of another memory, opened `towards` this one, into this one, by its own devices."""
@@ -162,6 +205,8 @@ class Reader:
         """BLAKE2b-256 of every region's leaf digests, in manifest order."""
         first = self.memory.leaf_map.first
         ranges = [(int(start), int(stop - start)) for start, stop in itertools.pairwise(first)]
+        if table.nbytes <= INLINE_BYTES and len(ranges) <= INLINE_REGIONS:
+            return [hash_bytes(table.slice(*leaves)) for leaves in ranges]
         return await self._pools.host.region_digests(self._keys_of(table)[HOST], ranges, urgent=urgent)
 
     async def root(
@@ -194,6 +239,7 @@ class Reader:
             regions=self.memory.manifest.regions,
             region_digests=digests,
             state_digests=[hash_bytes(state) for state in host_states],
+            heads=self._heads,
         )
         return value.hex()
 
@@ -265,6 +311,11 @@ class Reader:
         leaf = int(self.memory.leaf_map.leaf_bytes[span.region])
         key = self._key(place.extent, device)
         return device, Piece(key, place.offset + span.offset, span.length, leaf, first)
+
+
+def _plan(table: LeafTable, parts: list[tuple[ExecutorPool, list[Part]]]) -> Plan:
+    leaves = {id(part.pieces): _leaf_ranges(part.pieces) for _, some in parts for part in some}
+    return Plan(table, parts, leaves)
 
 
 def _leaf_ranges(pieces: Sequence[Piece]) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from worldmove.ledger.records import MoveRef, SessionRecord
 from worldmove.machine import Role
 from worldmove.offering import Serving
 from worldmove.protocol import State
-from worldmove.reading import Reader
+from worldmove.reading import Plan, Reader
 from worldmove.receipts import Account
 from worldmove.rounds import RoundPolicy
 from worldmove.sessions import Session
@@ -61,6 +61,7 @@ class SourceMove(Driver):
         stage = Stage(self._reader, services.executors) if needs_ring(self._holding) else None
         self._lanes = Serving(services.lanes, services.rings, stage)
         self._table: LeafTable | None = None
+        self._plan: Plan | None = None
         self._pause: Pause | None = None
         self._quiet: asyncio.Future[None] | None = None
 
@@ -172,6 +173,8 @@ class SourceMove(Driver):
     async def _offer_path(self, action: p.OfferPath) -> None:
         await self._reader.open()
         self._table = await self._reader.table()
+        self._plan = self._reader.plan_read(self._table, self._reader.all_spans())
+        await self._reader.prepare(self._plan)
         memory = self._holding
         if action.path == "local":
             self._token = secrets.token_bytes(32)
@@ -214,8 +217,10 @@ class SourceMove(Driver):
                 some = min(m.MAX_PART_LEAVES, first + count - start)
                 self.send(m.TablePart(number=action.number, first=start, digests=table.slice(start, some)))
 
-        spans = self._reader.all_spans()
-        await self._reader.read(table, spans, urgent=action.final, on_read=send)
+        plan, self._plan = self._plan, None
+        if plan is None:
+            plan = self._reader.plan_read(table, self._reader.all_spans())
+        await self._reader.perform(plan, urgent=action.final, on_read=send)
         self.post(p.TableDone(number=action.number))
 
     def _opened_table(self) -> LeafTable:

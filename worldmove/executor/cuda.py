@@ -32,6 +32,7 @@ from worldmove.executor.messages import (
     Fill,
     Land,
     Measure,
+    Prepare,
     Ready,
     Reply,
     Request,
@@ -49,6 +50,8 @@ CUDA_ERRORS = (
 SPIN_S = 0.003
 """How long after the last thing that got done the loop looks without pause."""
 NAP_S = 0.0002
+EXPECTANT_S = 0.02
+"""How long after it was told to prepare the loop looks without pause: a wake-up takes longer than a start."""
 
 
 class Due(NamedTuple):
@@ -73,6 +76,7 @@ class Desk:
         self._kernels: deque[Due] = deque()
         self._landings: deque[Due] = deque()
         self._due = asyncio.Event()
+        self._expectant = 0.0
 
     async def receive(self) -> None:
         """Takes requests until the node is gone."""
@@ -110,6 +114,11 @@ class Desk:
                 return Done(call)
             case Measure(call):
                 return Done(call, sizes=self._gpu.measure())
+            case Prepare(call, pieces):
+                self._gpu.prepare(pieces)
+                self._expectant = time.monotonic() + EXPECTANT_S
+                self._due.set()
+                return Done(call)
             case Digest(call):
                 self._kernels.append(Due(self._gpu.digest(request), call, tuple))
             case Copy(call, pieces):
@@ -132,10 +141,12 @@ class Desk:
             await self._due.wait()
             self._due.clear()
             last = time.monotonic()
-            while any(streams := (self._copies, self._kernels, self._landings)):
+            streams = (self._copies, self._kernels, self._landings)
+            while any(streams) or time.monotonic() < self._expectant:
                 if sum([await self._answer_done(due) for due in streams]):
                     last = time.monotonic()
-                await asyncio.sleep(0 if time.monotonic() - last < SPIN_S else NAP_S)
+                awake = time.monotonic() < max(last + SPIN_S, self._expectant)
+                await asyncio.sleep(0 if awake else NAP_S)
 
     async def _answer_done(self, due: deque[Due]) -> int:
         """Answers the first ones of a stream as far as they are done; returns how many."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import cupy
@@ -13,7 +13,7 @@ from worldmove.cuda.memory import Device, Mapping
 from worldmove.errors import DeviceError, TransportError, ValidationError
 from worldmove.executor.messages import CopyPiece, Digest, Fill, Land, Piece
 from worldmove.ipc import map_shared
-from worldmove.kernels.leaf_digest_cuda import LeafDigest
+from worldmove.kernels.leaf_digest_cuda import DigestPlan, LeafDigest
 from worldmove.kernels.pieces import make_pieces
 from worldmove.kernels.runs import make_runs
 from worldmove.kernels.runs_cuda import RunKernels
@@ -21,6 +21,9 @@ from worldmove.manifest import DIGEST_BYTES
 
 ENGINE_BYTES = 1 << 20
 """From this size on a piece goes to a copy engine by itself; smaller ones share one kernel."""
+
+MAX_PLANS = 256
+"""Digests that are kept ready; the oldest make room."""
 
 _DEFAULT_DIRECTION = 4
 _SUCCESS = 0
@@ -81,6 +84,7 @@ class Gpu:
         self._landing = cupy.cuda.Stream(non_blocking=True)
         self._digests = LeafDigest()
         self._runs = RunKernels()
+        self._plans: dict[tuple[Piece, ...], DigestPlan] = {}
         self._digests.warm_up()
         self._runs.warm_up()
 
@@ -121,6 +125,9 @@ class Gpu:
         memory = self._memory.pop(key, None)
         if memory is None:
             return
+        self._plans = {
+            pieces: plan for pieces, plan in self._plans.items() if all(piece.key != key for piece in pieces)
+        }
         if isinstance(memory.owner, mmap.mmap):
             self._device.unregister(_address_of(memory.owner))
         memory.owner.close()
@@ -148,11 +155,21 @@ class Gpu:
         """
         return self._read(request.table, request.seed, request.pieces, self._computing)
 
-    def _read(self, key: int, seed: int, wanted: Sequence[Piece], stream: cupy.cuda.Stream) -> Begun:
-        first = min((piece.first_leaf for piece in wanted), default=0)
-        rows = max((piece.first_leaf + piece.leaves for piece in wanted), default=0)
-        self._at(key, first * DIGEST_BYTES, 0)
-        table = self._at(key, 0, rows * DIGEST_BYTES, writable=True)
+    def prepare(self, wanted: tuple[Piece, ...]) -> None:
+        """Keeps ready what a digest of these pieces takes, until one of their keys is detached.
+
+        Raises:
+            ValidationError: a piece lies outside its memory.
+        """
+        with self._computing:
+            plan = self._plan(wanted)
+        # Streams that use it later do not wait for this one.
+        self._computing.synchronize()
+        while len(self._plans) >= MAX_PLANS:
+            del self._plans[next(iter(self._plans))]
+        self._plans[wanted] = plan
+
+    def _plan(self, wanted: Sequence[Piece]) -> DigestPlan:
         addresses = [self._at(piece.key, piece.offset, piece.length) for piece in wanted]
         pieces = make_pieces(
             addresses,
@@ -160,9 +177,16 @@ class Gpu:
             [piece.leaf_bytes for piece in wanted],
             [piece.first_leaf for piece in wanted],
         )
+        return self._digests.plan(pieces)
+
+    def _read(self, key: int, seed: int, wanted: tuple[Piece, ...], stream: cupy.cuda.Stream) -> Begun:
+        first = min((piece.first_leaf for piece in wanted), default=0)
+        rows = max((piece.first_leaf + piece.leaves for piece in wanted), default=0)
+        self._at(key, first * DIGEST_BYTES, 0)
+        table = self._at(key, 0, rows * DIGEST_BYTES, writable=True)
         with stream:
-            plan = self._digests.plan(pieces)
-            self._digests.digest(plan, seed, table)
+            plan = self._plans.get(wanted) or self._plan(wanted)
+            self._digests.digest(plan, seed, table, beside=stream is self._landing)
         return self._begun(stream, plan)
 
     def land(self, request: Land) -> Begun:
@@ -180,7 +204,7 @@ class Gpu:
         """
         small: list[tuple[int, int, int]] = []
         large: list[tuple[int, int, int]] = []
-        for piece in pieces:
+        for piece in _joined(pieces):
             source = self._at(piece.source_key, piece.source_offset, piece.length)
             target = self._at(piece.key, piece.offset, piece.length, writable=True)
             if abs(source - target) < piece.length:
@@ -221,6 +245,25 @@ class Gpu:
         if writable and not memory.writable:
             raise ValidationError(f"memory {key} is read-only", field="key")
         return memory.address + offset
+
+
+def _joined(pieces: Sequence[CopyPiece]) -> Iterator[CopyPiece]:
+    """Pieces, with those in one of which each begins, at both ends, where the last one has ended."""
+    last: CopyPiece | None = None
+    for piece in pieces:
+        if last is not None and piece[:4] == (
+            last.source_key,
+            last.source_offset + last.length,
+            last.key,
+            last.offset + last.length,
+        ):
+            last = last._replace(length=last.length + piece.length)
+            continue
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        yield last
 
 
 def _address_of(mapped: mmap.mmap) -> int:

@@ -70,6 +70,13 @@ class Digest(msgspec.Struct, tag="digest", frozen=True):
     pieces: tuple[Piece, ...]
 
 
+class Prepare(msgspec.Struct, tag="prepare", frozen=True):
+    """These very `pieces` will be digested soon, and perhaps copied into just before: be ready for it."""
+
+    call: int
+    pieces: tuple[Piece, ...]
+
+
 class Copy(msgspec.Struct, tag="copy", frozen=True):
     """Copy, piece by piece; within one piece source and target may overlap."""
 
@@ -146,5 +153,5 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     short_of: tuple[int, int] | None = None
 
 
-Request = Attach | Detach | Digest | Copy | Land | Fill | Hash | Allocate | Measure
+Request = Attach | Detach | Digest | Prepare | Copy | Land | Fill | Hash | Allocate | Measure
 Reply = Ready | Done | Failed

@@ -14,7 +14,7 @@ from worldmove.errors import ManifestError, ProcessLostError, TransportError, Va
 from worldmove.executor.crew import Crew, EventSink, Memory
 from worldmove.executor.jobs import Board, Job, Part
 from worldmove.executor.kinds import HOST, Kind
-from worldmove.executor.messages import Allocate, CopyPiece, Done, Measure, Piece, Request
+from worldmove.executor.messages import Allocate, CopyPiece, Done, Measure, Piece, Prepare, Request
 from worldmove.executor.parts import part_size
 from worldmove.executor.process import STALL_S
 from worldmove.executor.work import copy_parts, digest_parts, fill_parts, hash_parts, land_parts
@@ -205,10 +205,12 @@ class ExecutorPool:
             ProcessLostError: an executor died meanwhile (it is reaped and replaced); entries of pieces
                 that `on_part` did not name are undefined.
         """
+        await self.perform(self.plan_digest(table, seed, pieces), urgent=urgent, on_part=on_part)
+
+    def plan_digest(self, table: int, seed: int, pieces: Sequence[Piece]) -> list[Part]:
+        """The parts of a `digest`, for `prepare` and `perform`; raises ValidationError as `digest`."""
         self._check_digest(table, pieces)
-        size = self._part_size(sum(piece.length for piece in pieces))
-        parts = digest_parts(table, seed, pieces, size)
-        await self._run(parts, urgent=urgent, on_part=on_part)
+        return digest_parts(table, seed, pieces, self._part_size(sum(piece.length for piece in pieces)))
 
     async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False) -> None:
         """Copies memory.
@@ -227,34 +229,49 @@ class ExecutorPool:
         parts = copy_parts(pieces, size)
         await self._run(parts, urgent=urgent)
 
-    async def land(
-        self,
-        copies: Sequence[CopyPiece],
-        reads: Sequence[Piece],
-        table: int,
-        seed: int,
-        *,
-        urgent: bool = False,
-        on_part: Callable[[list[Piece]], None] | None = None,
-    ) -> None:
-        """Copies, and reads back each target once it has landed: `copy` and `digest` in one, on a GPU only.
+    def plan_land(
+        self, copies: Sequence[CopyPiece], reads: Sequence[Piece], table: int, seed: int
+    ) -> list[Part]:
+        """Parts that copy, and read back each target once it has landed; on a GPU only.
 
         Args:
             copies: as for `copy`.
             reads: what each of them has written, one for one.
-            table: as for `digest`; so are the others.
-            seed: see `table`.
-            urgent: see `table`.
-            on_part: see `table`.
+            table: as for `digest`.
+            seed: as for `digest`.
 
         Raises:
-            ValidationError, ProcessLostError: as `copy` and `digest`.
+            ValidationError: as `copy` and `digest`.
         """
         self._check_digest(table, reads)
         for piece in copies:
             self._check(piece.source_key, piece.source_offset, piece.length)
             self._check(piece.key, piece.offset, piece.length, writable=True)
-        parts = land_parts(table, seed, copies, reads)
+        return land_parts(table, seed, copies, reads)
+
+    async def prepare(self, parts: Sequence[Part]) -> None:
+        """Has a GPU's executor get ready for what `parts` digest: it will be asked for soon."""
+        if self._kind.device == HOST.device:
+            return
+        answers = [
+            self._crew.ask(executor, partial(Prepare, pieces=tuple(part.pieces)))
+            for executor in self._crew.alive()
+            for part in parts
+        ]
+        if answers:
+            await asyncio.wait(answers)
+
+    async def perform(
+        self,
+        parts: Sequence[Part],
+        *,
+        urgent: bool = False,
+        on_part: Callable[[list[Piece]], None] | None = None,
+    ) -> None:
+        """Does what was planned, once; arguments and errors as `digest`, a detached key included."""
+        for part in parts:
+            for key in part.keys:
+                self._get(key)
         await self._run(parts, urgent=urgent, on_part=on_part)
 
     async def fill(self, key: int, byte: int, ranges: Sequence[tuple[int, int]] | None = None) -> None:

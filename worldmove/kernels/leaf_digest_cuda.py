@@ -22,6 +22,8 @@ from worldmove.kernels.leaf_digest import DIGEST_BYTES
 from worldmove.kernels.pieces import Pieces, leaf_total, make_pieces, plan_pieces
 
 THREADS = 128
+BESIDE_BYTES = 72 << 10
+"""Shared memory that a thread block asks for and does not use, so that few run at once beside a copy."""
 MEMBERS, MEMBERS_ANY = 16, 4
 """Threads that share a leaf, in the fast kernels and in the plain one."""
 
@@ -47,6 +49,8 @@ class LeafDigest:
     def __init__(self, defines: Mapping[str, int] | None = None, threads: int = THREADS) -> None:
         self._kernels = load("leaf_digest", defines)
         self._threads = threads
+        for name in ("leaf_digest", "leaf_digest_any"):
+            self._kernels[name].max_dynamic_shared_size_bytes = BESIDE_BYTES
 
     def plan(self, pieces: Pieces) -> DigestPlan:
         """Sorts pieces by kernel and brings them to the device.
@@ -57,16 +61,18 @@ class LeafDigest:
         aligned, other = plan_pieces(pieces)
         return DigestPlan(upload(aligned, leaf_total(aligned)), upload(other, leaf_total(other)))
 
-    def digest(self, plan: DigestPlan, seed: int, table: int) -> None:
+    def digest(self, plan: DigestPlan, seed: int, table: int, *, beside: bool = False) -> None:
         """Digests all leaves of a plan, in at most two launches on the current stream.
 
         Args:
             plan: of `plan`; kept by the caller until the stream is through.
             seed: 0 to 2**64 - 1.
             table: address of uint8[rows, 16], a multiple of 16, that the device can write.
+            beside: something is being copied into this memory: leaves it most of the memory's speed.
         """
-        self._launch("leaf_digest", MEMBERS, plan.aligned, seed, table)
-        self._launch("leaf_digest_any", MEMBERS_ANY, plan.other, seed, table)
+        room = BESIDE_BYTES if beside else 0
+        self._launch("leaf_digest", MEMBERS, plan.aligned, seed, table, room=room)
+        self._launch("leaf_digest_any", MEMBERS_ANY, plan.other, seed, table, room=room)
 
     def digest_copy(self, plan: DigestPlan, seed: int, table: int) -> None:
         """Digests the source's leaves and copies what was read to the pieces' targets, reading once.
@@ -94,9 +100,11 @@ class LeafDigest:
             self._launch(name, members, plan.aligned, 0, table.data.ptr)
         cupy.cuda.get_current_stream().synchronize()
 
-    def _launch(self, name: str, members: int, records: Records, seed: int, table: int) -> None:
+    def _launch(
+        self, name: str, members: int, records: Records, seed: int, table: int, *, room: int = 0
+    ) -> None:
         if not records.work:
             return
         grid = -(-records.work * members // self._threads)
         arguments = (*records.arguments, np.uint64(seed), np.uint64(table))
-        self._kernels[name]((grid,), (self._threads,), arguments)
+        self._kernels[name]((grid,), (self._threads,), arguments, shared_mem=room)
