@@ -78,6 +78,10 @@ class SoakNode:
             if not await _first_line(ours.fileno()):
                 raise ProcessLostError(f"node {self.name} does not answer:\n{self.tail()}")
 
+    def lines(self) -> list[bytes]:
+        """Its log, over all lives."""
+        return self.log.read_bytes().splitlines() if self.log.exists() else []
+
     def tail(self, lines: int = 30) -> str:
         """The end of its log."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""

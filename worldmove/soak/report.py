@@ -44,7 +44,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         torn: blocks that differ from the twin's, or are missing.
-        double_owned: blocks that were generated twice, or worlds found in two places.
+        double_owned: blocks that were generated twice, worlds found in two places, and whatever else the
+            history (`worldmove.soak.history`) says that must never be.
         leaked: kinds of things that a node had more of than before.
         lost: worlds that did not come back.
         worlds_replaced: worlds that a worker's death in mid-block had torn: nobody gets those.

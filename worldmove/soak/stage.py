@@ -13,13 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from worldmove.errors import DeadlineError, NotFoundError, WorldMoveError
+from worldmove.errors import DeadlineError, LedgerError, NotFoundError, WorldMoveError
 from worldmove.ledger import open_ledger
 from worldmove.ledger.base import Ledger
 from worldmove.ledger.records import SessionRecord
+from worldmove.soak import history
 from worldmove.soak.cast import Actor, Role
 from worldmove.soak.fleet import SoakNode, marked, send, stopped
-from worldmove.soak.news import AnyNews, Generated
+from worldmove.soak.news import AnyNews, Generated, Playing
 from worldmove.soak.story import Story
 from worldmove.views import NodeView
 
@@ -78,11 +79,15 @@ class Stage:
         self.worlds = [SoakWorldState(f"world{number + 1}", state_mb) for number in range(worlds)]
         self.torn: list[str] = []
         self.double: list[str] = []
+        self.history: list[history.AnyFact] = []
+        self._ended = False
+        self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         try:
             await asyncio.gather(*(node.start() for node in self.nodes.values()))
             self.ledger = await open_ledger(f"sqlite:///{self.folder / 'ledger.db'}")
+            self._watching = asyncio.create_task(self._watch_records())
             names = list(self.nodes)
             for number, world in enumerate(self.worlds):
                 for place, name in enumerate(names):
@@ -102,8 +107,11 @@ class Stage:
         actors = [actor for world in self.worlds for actor in world.actors.values()]
         await asyncio.gather(*(actor.end() for actor in actors))
         await asyncio.gather(*(node.end(at_once=at_once) for node in self.nodes.values()))
+        self._ended = True
         if hasattr(self, "ledger"):
             await self.ledger.close()
+        if self._watching is not None:
+            await asyncio.wait({self._watching})
         # Keepers outlive their nodes on purpose, with the worlds that they hold.
         for pid in marked(self.mark):
             send(pid, signal.SIGKILL)
@@ -127,7 +135,31 @@ class Stage:
             hear=hear,
         )
 
+    async def _watch_records(self) -> None:
+        """Notes every record until the ledger is closed; goes on where it failed."""
+        seen = 0
+        while not self._ended:
+            try:
+                async for change in self.ledger.watch(seen):
+                    seen = change.seq
+                    if change.session is not None:
+                        self.history.append(history.Recorded(change.session))
+            except LedgerError:
+                await asyncio.sleep(LOOK_S)
+
+    def found_in_history(self) -> list[str]:
+        """What must never have been, of all that was seen until now."""
+        told: list[history.AnyFact] = []
+        for name, node in self.nodes.items():
+            told += history.entered(node.lines(), name)
+        return history.violations([*self.history, *told])
+
     def _hear(self, world: SoakWorldState, actor: Actor, news: AnyNews) -> None:
+        node = actor.node.name
+        if isinstance(news, Playing):
+            self.history.append(history.Held(node, news.session, news.epoch, news.block))
+        elif isinstance(news, Generated):
+            self.history.append(history.Made(node, news.session, news.block))
         if not isinstance(news, Generated) or news.session != world.session:
             return
         torn, twice = len(world.story.torn), len(world.story.twice)

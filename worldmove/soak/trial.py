@@ -80,7 +80,12 @@ class Trial:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._blocks += sum(world.story.block for world in self._stage.worlds)
-        await self._stage.__aexit__(kind, error, trace)
+        try:
+            for line in self._stage.found_in_history():
+                self.double.append(line)
+                self._trouble(line)
+        finally:
+            await self._stage.__aexit__(kind, error, trace)
 
     async def begin(self) -> None:
         """Returns when every world lives; what nodes use now is what they may use later.
