@@ -216,8 +216,9 @@ def test_a_move_that_is_given_up_before_it_is_written_down_does_not_begin_later(
     fleet = Fleet(sessions=1)
     leg = begun(fleet, 1)
     until(fleet, leg.source, State.ADMITTED)
-    leg.source.fail("cancelled")
-    while settling := [job for job in leg.source.jobs if job.name == "SettleRecord"]:
-        fleet.take(leg.source, settling[0])
+    for side in reversed(leg.sides):
+        side.fail("cancelled")
+        while settling := [job for job in side.jobs if job.name == "SettleRecord"]:
+            fleet.take(side, settling[0])
     fleet.drain()
     assert fleet.record(fleet.sessions[0]).phase == "owned"
