@@ -12,6 +12,7 @@ from worldmove import protocol as p
 from worldmove.driver import Driver, Perform, Services
 from worldmove.errors import (
     DeadlineError,
+    LedgerError,
     LostRaceError,
     NoWorkerError,
     PeerError,
@@ -116,6 +117,11 @@ class DestinationMove(Driver):
             self._keeping = self._work.spawn(self._bound().keep())
             self._hearing = self._work.spawn(self._hear_worker())
             self._work.spawn(self._receiving().foresee(self._world(event)))
+            self._work.spawn(self._warm_ledger())
+
+    async def _warm_ledger(self) -> None:
+        with contextlib.suppress(LedgerError):  # the commit hears of it
+            await self.services.ledger.warm(self.session_id)
 
     def _world(self, sealed: m.Sealed) -> World:
         return World(self.session_id, self.hello.epoch, sealed.block, sealed.host_states)

@@ -22,7 +22,7 @@ from worldmove.kernels.leaf_digest import DIGEST_BYTES
 from worldmove.kernels.pieces import Pieces, leaf_total, make_pieces, plan_pieces
 
 THREADS = 128
-BESIDE_BYTES = 72 << 10
+BESIDE_BYTES = 40 << 10
 """Shared memory that a thread block asks for and does not use, so that few run at once beside a copy."""
 MEMBERS, MEMBERS_ANY = 16, 4
 """Threads that share a leaf, in the fast kernels and in the plain one."""

@@ -114,6 +114,9 @@ class MemoryLedger(TransactionalLedger):
             raise LedgerError("the ledger is closed", cause="closed")
         return look(self._store)
 
+    async def warm(self, session_id: str) -> None:
+        """See `base.Ledger.warm`: all is at hand."""
+
     async def close(self) -> None:
         """See `base.Ledger.close`."""
         if not self._bell.closed:

@@ -8,6 +8,7 @@ await cancels nothing in the database and loses nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,6 +113,20 @@ class SqliteLedger(TransactionalLedger):
                 return look(tables)
 
         return await self._reader.run(job)
+
+    async def warm(self, session_id: str) -> None:
+        """See `base.Ledger.warm`: another process's writes have emptied the writing connection's cache."""
+        name = self._claimed.name if self._claimed is not None else ""
+
+        def job() -> None:
+            with self._writer.file.transaction(write=False) as tables:
+                tables.node(name)
+                tables.session(session_id)
+                tables.position()
+
+        with contextlib.suppress(LedgerError):
+            self._check_open()
+            await self._writer.run(job)
 
     def _count_commit(self) -> None:
         self._commits += 1

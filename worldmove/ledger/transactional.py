@@ -152,6 +152,10 @@ class TransactionalLedger(ABC):
         """See `base.Ledger.position`."""
         return await self._read(lambda tables: tables.position())
 
+    @abstractmethod
+    async def warm(self, session_id: str) -> None:
+        """See `base.Ledger.warm`."""
+
     async def ping(self) -> float:
         """See `base.Ledger.ping`."""
         begun = time.perf_counter()
