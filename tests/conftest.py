@@ -26,6 +26,9 @@ import uvloop
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+# Before NumPy is loaded: several test processes with a BLAS thread for each core would fight over the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 MARK = "PYTEST_RUN_MARK"
 GRACE_S = 15.0
 SHM = Path("/dev/shm")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,8 @@ def test_a_demo_that_is_stopped_leaves_nothing(run_dir: Path, tmp_path: Path, nu
         stderr=subprocess.PIPE,
         text=True,
         env=environment(run_dir, mark),
+        # A shell's background jobs ignore Ctrl-C, and so would their children.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as demo:
         assert demo.stderr is not None
         line = demo.stderr.readline()

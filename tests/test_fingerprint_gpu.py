@@ -100,6 +100,9 @@ class Driver:
     def cuDeviceGetUuid(self, device: int) -> tuple[int, Any]:  # noqa: N802
         return 0, SimpleNamespace(bytes=bytes([*[0] * 15, device + 1]))
 
+    def cuDeviceGetPCIBusId(self, size: int, device: int) -> tuple[int, bytes]:  # noqa: N802
+        return 0, f"0000:{device:02x}:00.0\0".encode()[:size]
+
     def cuDeviceTotalMem(self, device: int) -> tuple[int, int]:  # noqa: N802
         return 0, 1 << 37
 

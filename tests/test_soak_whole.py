@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,8 @@ def test_a_soak_that_is_stopped_leaves_nothing(run_dir: Path, number: signal.Sig
         text=True,
         env=environment(run_dir, mark),
         start_new_session=True,
+        # A shell's background jobs ignore Ctrl-C, and so would their children.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as soak:
         assert soak.stderr is not None
         for line in soak.stderr:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -161,8 +162,10 @@ def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
             field="dtype",
         )
     try:
-        parsed = np.dtype(dtype)
-    except (TypeError, ValueError, SyntaxError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a name that NumPy means to drop is not let in
+            parsed = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError, Warning) as error:
         raise ManifestError(
             f"dtype {dtype!r} is unknown; NumPy names and {sorted(RAW_DTYPES)} are allowed", field="dtype"
         ) from error
@@ -219,7 +222,6 @@ class LeafMap:
         self.first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(leaves)])
         self.count = int(self.first[-1])
         self._edges = np.unique(self.first)
-        self._total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.nbytes)])
 
     def runs(self, leaves: npt.NDArray[np.int64]) -> list[Span]:
         """Turns ascending leaf indices into the fewest spans; a span never crosses a region's end."""
@@ -252,17 +254,6 @@ class LeafMap:
     def spans(self, first: int, count: int) -> list[Span]:
         """The spans of `count` leaves from index `first`."""
         return self.runs(np.arange(first, first + count, dtype=np.int64))
-
-    def bytes_between(self, first: int, count: int) -> int:
-        """Bytes of `count` leaves from index `first` together."""
-        return self._begin(first + count) - self._begin(first)
-
-    def _begin(self, leaf: int) -> int:
-        """Bytes of all regions before a leaf, padding aside."""
-        region = int(np.searchsorted(self.first, leaf, side="right")) - 1
-        if region >= len(self.nbytes):
-            return int(self._total[-1])
-        return int(self._total[region] + (leaf - self.first[region]) * self.leaf_bytes[region])
 
     def bytes_of(self, leaves: npt.NDArray[np.int64]) -> int:
         """Bytes of the given leaves together (the last leaf of a region may be short)."""

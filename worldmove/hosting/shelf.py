@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 import msgspec
 import structlog
@@ -63,7 +64,7 @@ class Shelf:
         self._renewed = asyncio.Event()
         self._locks: dict[str, asyncio.Lock] = {}
         self._parts: dict[str, int] = {}
-        self._gone: set[str] = set()
+        self._gone: WeakSet[Slot] = WeakSet()
         self._tasks = Tasks(self._failed)
 
     async def use(self, keeper: Keeping, slots: Sequence[Slot]) -> None:
@@ -99,7 +100,7 @@ class Shelf:
     async def _put(self, slot: Slot) -> None:
         lock = self._locks.setdefault(slot.key, asyncio.Lock())
         async with lock:
-            if self._keeper is None or slot.key in self._gone:
+            if self._keeper is None or slot in self._gone:
                 return
             with slot.pinned():
                 fds = list(slot.all_fds)
@@ -119,7 +120,8 @@ class Shelf:
 
     def drop(self, slot: Slot) -> None:
         """Lets the keeper forget a slot, after whatever is being written of it."""
-        self._gone.add(slot.key)
+        # For good: a write that waits for its turn behind the drop would bring the slot back.
+        self._gone.add(slot)
         self._tasks.spawn(self._drop(slot.key))
 
     async def _drop(self, key: str) -> None:
@@ -128,7 +130,6 @@ class Shelf:
                 if self._keeper is not None:
                     await self._keeper.drop(_key(key, number))
         self._locks.pop(key, None)
-        self._gone.discard(key)
 
     async def found(self) -> list[Found]:
         """Every slot that a former incarnation left with the keeper.
