@@ -19,7 +19,7 @@ import numpy as np
 from worldmove import delta
 from worldmove.digest import LeafTable, Leaves
 from worldmove.errors import WorldMoveError
-from worldmove.manifest import DIGEST_BYTES, Span
+from worldmove.manifest import DIGEST_BYTES, LeafMap, Span
 from worldmove.messages import DamagedLeaf, TablePart
 from worldmove.paths import LocalPath, Path
 from worldmove.reading import Plan, Reader
@@ -82,6 +82,7 @@ class Inbound:
         self.repair_bytes = 0
         count = reader.memory.leaf_map.count
         self._asked = np.zeros(count, dtype=np.bool_)
+        self._proven = np.zeros(count, dtype=np.bool_)
         self._own: LeafTable
         self._again: LeafTable
         self._theirs: LeafTable
@@ -110,6 +111,7 @@ class Inbound:
         self._foreseen = None
         self._equal = False
         self._asked[:] = False
+        self._proven[:] = False
         self._theirs.forget()
         if final:
             kept = self._reader.memory.leaf_map.runs(np.flatnonzero(self._own.known))
@@ -127,6 +129,7 @@ class Inbound:
         """
         self._theirs.store(part.first, part.digests)
         count = len(part.digests) // DIGEST_BYTES
+        self._proven[part.first : part.first + count] = False
         if self._asked[part.first : part.first + count].all():
             return
         unequal = self._own.differing(self._theirs, part.first, count)
@@ -144,11 +147,13 @@ class Inbound:
         if self._count.final:
             kept = ~self._asked & self._again.known
             self._own.rows[kept] = self._again.rows[kept]
+            self._proven[kept] = False
         return self._count
 
     def damaged(self) -> Leaves:
         """Leaves whose bytes here differ from the source's table."""
-        wrong = self._own.differing(self._theirs)
+        proven = bool(self._proven.all())  # row by row as they were read back, and none was written since
+        wrong = np.empty(0, dtype=np.int64) if proven else self._own.differing(self._theirs)
         self._equal = wrong.size == 0
         return wrong
 
@@ -158,6 +163,7 @@ class Inbound:
         for leaf in wrong.tolist():
             self._attempts[leaf] = self._attempts.get(leaf, 0) + 1
         self._own.forget(wrong)
+        self._proven[wrong] = False
         spans = self._reader.memory.leaf_map.runs(wrong)
         self.repair_bytes += sum(span.length for span in spans)
         self._tasks.spawn(self._bring(spans))
@@ -236,7 +242,10 @@ class Inbound:
             self._tasks.spawn(self._landing.land_planned(plan, self._note_landed, urgent=self._count.final))
 
     def _note_landed(self, first: int, count: int) -> None:
-        self._on_landed(self._reader.memory.leaf_map.bytes_between(first, count))
+        leaf_map = self._reader.memory.leaf_map
+        self._on_landed(bytes_before(leaf_map, first + count) - bytes_before(leaf_map, first))
+        if self._own.differing(self._theirs, first, count).size == 0:
+            self._proven[first : first + count] = True
 
     async def _bring(self, spans: Sequence[Span]) -> None:
         for batch in delta.batches(spans, self._reader.memory.leaf_map, self._path.batch_bytes):
@@ -259,3 +268,12 @@ class Inbound:
                 await self._reader.read(self._own, batch, urgent=final)
         finally:
             self._unread.release()
+
+
+def bytes_before(leaf_map: LeafMap, leaf: int) -> int:
+    """Bytes of all regions together that stand before a leaf (or before the end), in manifest order."""
+    region = int(np.searchsorted(leaf_map.first, leaf, side="right")) - 1
+    before = int(leaf_map.nbytes[:region].sum())
+    if region < len(leaf_map.nbytes):
+        before += int((leaf - leaf_map.first[region]) * leaf_map.leaf_bytes[region])
+    return before
