@@ -19,6 +19,7 @@ from fleet_node import PATIENCE_S
 from worldmove.errors import ConflictError, NotFoundError, ValidationError
 from worldmove.faults.door import order
 from worldmove.manifest import Region
+from worldmove.memory.keeping import Keeper
 from worldmove.views import MigrationRequest
 
 REGIONS = (Region("k", "uint8", (1 << 20,)), Region("odd", "uint8", (777,)))
@@ -281,6 +282,16 @@ def test_a_session_of_a_node_that_is_gone_for_good_is_written_off_elsewhere(flee
     # It comes back after all: the record stands, and its world ends.
     there.start()
     assert actor.event("ended")["reason"] == "the session has ended"
+    # Whoever comes to the door is told at once; the slot itself goes when the node has settled what it found.
+    until(lambda: asyncio.run(_kept(there)) == [], "the keeper forgets the session", 10)
+
+
+async def _kept(node: Node) -> list[str]:
+    keeper = await Keeper.start(node.run_dir / "keeper.sock")
+    try:
+        return await keeper.keys()
+    finally:
+        await keeper.close()
 
 
 def test_a_confirmation_has_to_name_the_session(fleet: Fleet) -> None:
