@@ -52,7 +52,18 @@ SIDE_EFFECTS = {
 PACKAGE_MAY_EXPORT = {"errors", "manifest", "worker", "sdk"}
 
 SDK = ("worker", "sdk", "page", "torch")
-SDK_MAY_IMPORT = {"errors", "manifest", "fingerprint", "views", "ipc", "mapping", "cuda", "memory", "tls", *SDK}
+SDK_MAY_IMPORT = {
+    "errors",
+    "manifest",
+    "fingerprint",
+    "views",
+    "ipc",
+    "mapping",
+    "cuda",
+    "memory",
+    "tls",
+    *SDK,
+}
 
 # Only these files may know the package: everything else goes through their seam.
 SEAMS = {

@@ -16,9 +16,9 @@ from worldmove.manifest import Span
 from worldmove.transport import framing
 from worldmove.transport.base import Connection
 from worldmove.transport.exchange import Destination, Source, take
-from worldmove.transport.handshake import examine, introduce, welcome
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import CHUNK, Kind
+from worldmove.transport.handshake import examine, introduce, welcome
 from worldmove.transport.memory import Fault, MemoryNetwork, MemoryTransport
 from worldmove.transport.table import LaneRegion, RegionTable
 

@@ -26,8 +26,8 @@ from worldmove.errors import (
 )
 from worldmove.manifest import Span
 from worldmove.transport import framing
-from worldmove.transport.handshake import introduce
 from worldmove.transport.framing import Kind
+from worldmove.transport.handshake import introduce
 from worldmove.transport.pool import LanePool, LaneRegion, mint_token
 from worldmove.transport.table import RegionTable
 from worldmove.transport.ucx_transport import UcxTransport
