@@ -20,6 +20,8 @@ PCI = Path("/sys/bus/pci/devices")
 FABRIC_STATES = ("none", "not started", "under way", "done")
 
 _MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
+P2P_READ = 0
+"""NVML's index of reads between peers: its Python bindings have a tuple under that name."""
 _TOPOLOGY = {0: "one board", 10: "one PCIe switch", 20: "PCIe switches", 30: "one host bridge"}
 _FARTHER = {40: "one NUMA node", 50: "across sockets"}
 _PEER = ("ok", "the chipset can't", "the GPU can't", "the topology can't", "switched off", "not supported")
@@ -179,7 +181,7 @@ def _fabric(nvml: Any, handle: Any) -> int | None:
 
 def _link(nvml: Any, handles: tuple[Any, Any], ends: tuple[str, str]) -> Link:
     one, other = handles
-    peer = _try(nvml, partial(nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_READ))
+    peer = _try(nvml, partial(nvml.nvmlDeviceGetP2PStatus, one, other, P2P_READ))
     level = _try(nvml, partial(nvml.nvmlDeviceGetTopologyCommonAncestor, one, other))
     levels = _TOPOLOGY | _FARTHER
     return Link(
