@@ -19,6 +19,7 @@ import uvloop
 
 from api import logs
 from api.app import create_app
+from api.binding import bind
 from api.facade import NodeFacade
 from api.wire import HttpConnection, PeerConnection
 from worldmove.config import Settings, make_run_dir, make_state_dir
@@ -26,12 +27,13 @@ from worldmove.errors import ConfigError, WorldMoveError
 from worldmove.messages import MAX_MESSAGE
 from worldmove.tls import NodeTls
 
-BACKLOG = 1024
 DRAIN_SECONDS = 5
 PING_SECONDS = 1.0
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_FORCED = 130
+EXIT_SIGNAL = 128
+"""And the signal's number: it came before the node was up."""
 EXIT_FENCED = 4
 """A later incarnation has claimed the name: to start this one again would only fence that one."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -66,7 +68,7 @@ def run(settings: Settings, ready_fd: int | None = None, make: NodeMaker | None 
     logs.configure(settings.log_level, settings.log_format)
     make_run_dir(settings)
     make_state_dir(settings)
-    listener = _bind(settings)
+    listener = bind(settings)
     try:
         return uvloop.run(_serve(settings, listener, ready_fd, make or _node))
     except ConfigError:
@@ -82,33 +84,6 @@ def _node(settings: Settings, url: str) -> NodeFacade:
     from worldmove.node import Node  # noqa: PLC0415 - the data plane need not load for the app alone
 
     return Node(settings, url)
-
-
-def _bind(settings: Settings) -> socket.socket:
-    host, port = settings.http
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _unbound(settings, error) from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _unbound(settings, error) from error
-    listener.setblocking(False)
-    return listener
-
-
-def _unbound(settings: Settings, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"http is {settings.http} and can't be bound ({error.strerror}); a free address of this host is "
-        "allowed, or port 0",
-        option="http",
-        value=str(settings.http),
-    )
 
 
 async def _serve(settings: Settings, listener: socket.socket, ready_fd: int | None, make: NodeMaker) -> int:
@@ -150,8 +125,7 @@ async def _give_up(started: asyncio.Future[None], node: NodeFacade, first: async
     started.cancel()
     await asyncio.wait((started,))
     await node.abort()
-    first.cancel()
-    return EXIT_FORCED
+    return EXIT_SIGNAL + first.result()
 
 
 async def _leave(
