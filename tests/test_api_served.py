@@ -311,7 +311,7 @@ def test_a_signal_during_the_start_ends_it(run_dir: Path) -> None:
         until_line(process, "starting\n")
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
-        assert process.returncode == 130
+        assert process.returncode == 143
 
 
 def test_a_taken_address_is_a_config_error(run_dir: Path, url: str) -> None:

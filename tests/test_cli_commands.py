@@ -17,7 +17,7 @@ import pytest
 from faces_kit import served
 from typer.testing import CliRunner
 
-from worldmove.cli import app
+from worldmove.cli.commands import app
 from worldmove.client import Client
 from worldmove.manifest import Manifest, Region
 from worldmove.views import SessionSpec
@@ -96,6 +96,29 @@ def test_a_move_that_is_only_asked_for_shown_and_cancelled(url: str) -> None:
     assert view["id"] in run(url, "moves")
     assert view["id"] in [move["id"] for move in document(url, "moves")["migrations"]]
     assert "aborted" in run(url, "moves", "cancel", view["id"])
+
+
+def test_a_session_is_ended(url: str) -> None:
+    with Client(url) as client:
+        for name in ("e1", "e2", "e3"):
+            client.register(spec(name))
+    told = runner.invoke(app, ["sessions", "end", "e1", "--url", url], input="n\n")
+    assert told.exit_code == 1
+    assert "ended" not in told.output
+    assert "e1" in told.stderr
+    assert "live" in told.stderr
+    assert runner.invoke(app, ["sessions", "end", "e1", "--url", url], input="").exit_code == 1
+    assert document(url, "sessions", "show", "e1")["state"] == "live"
+    told = runner.invoke(app, ["sessions", "end", "e1", "--url", url], input="y\n")
+    assert told.exit_code == 0
+    assert told.stdout.endswith("e1 has ended\n")
+    assert run(url, "sessions", "end", "e2", "--yes") == "e2 has ended\n"
+    assert document(url, "sessions", "end", "e3", "--yes") == {"id": "e3", "ended": True}
+    for again in (("--yes",), ()):
+        error = document(url, "sessions", "end", "e3", *again, code=1)["error"]
+        assert (error["code"], error["session_id"]) == ("not-found", "e3")
+    assert document(url, "sessions", "end", "raise-conflict", "--yes", code=1)["error"]["code"] == "conflict"
+    assert document("http://127.0.0.1:9", "sessions", "end", "e3", "--yes", code=3)["error"]["code"] == "peer"
 
 
 def test_a_dry_run(url: str) -> None:
@@ -177,8 +200,7 @@ def test_a_real_node_from_start_to_end(run_dir: Path) -> None:
             assert "host" in run(url, "watch", "--json")
             unknown = document(url, "move", "real", "--to", "Z", code=1)["error"]
             assert unknown["status"] in (404, 409, 429)
-            with Client(url) as client:
-                client.end_session("real")
+            assert document(url, "sessions", "end", "real", "--yes")["ended"]
         finally:
             process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=30)

@@ -67,7 +67,7 @@ def test_a_demo_that_is_stopped_leaves_nothing(run_dir: Path, tmp_path: Path, nu
         assert line.startswith("move 1: A to B: released"), line + demo.stderr.read()
         demo.send_signal(number)
         out, errors = demo.communicate(timeout=60)
-    assert demo.returncode == 130, errors
+    assert demo.returncode == 128 + number, errors
     assert "has been ended" in errors
     assert "Traceback" not in errors
     assert out == ""

@@ -20,7 +20,7 @@ from structure_kit import ORDER, ROOT
 from api.app import create_app
 from api.facade import NodeFacade
 from api.problems import status_of
-from worldmove.cli.main import app as cli
+from worldmove.cli.commands import app as cli
 from worldmove.config import load
 from worldmove.errors import WorldMoveError
 from worldmove.node.metrics import Metrics

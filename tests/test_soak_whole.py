@@ -61,6 +61,6 @@ def test_a_soak_that_is_stopped_leaves_nothing(run_dir: Path, number: signal.Sig
                 break
         soak.send_signal(number)
         _, errors = soak.communicate(timeout=60)
-    assert soak.returncode == 130, errors
+    assert soak.returncode == 128 + number, errors
     assert wait_until_gone(mark, 15) == {}
     assert list(run_dir.iterdir()) == []

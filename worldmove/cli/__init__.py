@@ -1,5 +1,5 @@
 """The command line: `worldmove serve`, clients of a node, demo, benchmarks and doctor."""
 
-from worldmove.cli.main import app, main
+from worldmove.cli.start import main
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

@@ -54,8 +54,3 @@ app.command()(move)
 app.command()(watch)
 app.add_typer(bench_app, name="bench")
 app.command()(doctor)
-
-
-def main() -> None:
-    """Runs the command line and exits with its code."""
-    app()

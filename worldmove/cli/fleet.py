@@ -45,7 +45,7 @@ DANGERS: dict[str, str] = {
 """What `sessions resolve` may break, by decision."""
 
 sessions_app = typer.Typer(
-    help="List sessions, show one, or decide about a fenced one.", invoke_without_command=True
+    help="List sessions, show or end one, or decide about a fenced one.", invoke_without_command=True
 )
 moves_app = typer.Typer(
     help="List moves, show one with its receipt, or cancel one.", invoke_without_command=True
@@ -112,6 +112,29 @@ def session(
         emit(found)
     else:
         stdout().print(tables.sessions([found]))
+
+
+@sessions_app.command("end")
+def end_session(
+    session_id: Annotated[str, typer.Argument(metavar="ID")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on the terminal.")] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    tls_ca: TlsCa = None,
+    as_json: Json = False,
+) -> None:
+    """End a session for good, on whichever node it is: its worker is told, its memory is freed."""
+    with reporting(as_json), client_of(url, token, tls_ca) as client:
+        if not yes:
+            found = client.session(session_id)
+            stderr().print(tables.sessions([found]))
+            typer.confirm(f"End {session_id} for good?", abort=True, err=True)
+        client.end_session(session_id)
+    if as_json:
+        emit({"id": session_id, "ended": True})
+    else:
+        stdout().print(f"{session_id} has ended", markup=False)
 
 
 @sessions_app.command("resolve")

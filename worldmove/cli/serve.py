@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from worldmove.cli.common import reporting
+from worldmove.cli.signals import at_once
 from worldmove.config import load
 from worldmove.errors import ConfigError
 from worldmove.options import OPTIONS, Option
@@ -59,7 +60,9 @@ def serve(**given: Any) -> None:
         servers = {found.name: found for found in entry_points(group=SERVER_GROUP)}
         if "http" not in servers:
             raise ConfigError(f"no server is installed: the entry point {SERVER_GROUP}/http is missing")
-        code: int = servers["http"].load()(settings, ready_fd=ready_fd)
+        with at_once():
+            run = servers["http"].load()
+        code: int = run(settings, ready_fd=ready_fd)
     raise typer.Exit(code)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from worldmove.cli.common import reporting
 from worldmove.cli.move import Path as PathOption
+from worldmove.cli.signals import at_once
 
 bench_app = typer.Typer(
     help="Measure this machine; figures and bars: docs/benchmarks.md.", no_args_is_help=True
@@ -25,7 +26,8 @@ Gpu = Annotated[bool, typer.Option("--gpu", help="On GPUs in place of host memor
 def _run(module: str, *, json: bool, **given: Any) -> None:
     """Runs a program with the options that were given; its own defaults stand for the others."""
     with reporting(json):
-        program = import_module(module)
+        with at_once():
+            program = import_module(module)
         code: int = program.run(
             json=json, **{name: value for name, value in given.items() if value is not None}
         )

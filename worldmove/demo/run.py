@@ -8,10 +8,9 @@ blocks under the same player, and every picture is compared.
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -85,7 +84,7 @@ def run(
     file = _writable(out or DEFAULT_OUT) / SHEET
     try:
         with Film() as film, Screen(errors, quiet=json) as screen:
-            done = uvloop.run(_until_told(_demo(Options(moves, state_mb, path), film, screen)))
+            done = uvloop.run(_demo(Options(moves, state_mb, path), film, screen))
             found, faults = report.outcome(film, done, moves)
             line = report.verdict(found, faults)
             report.contact_sheet(film, done, line, found.ok).save(file)
@@ -115,17 +114,6 @@ def _writable(folder: Path) -> Path:
             option="out",
             value=str(folder),
         ) from error
-
-
-async def _until_told(work: Coroutine[None, None, list[report.Move]]) -> list[report.Move]:
-    """Lets SIGTERM end the demo as Ctrl-C does: by cancelling it, so that it cleans up."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        return await task
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def _demo(options: Options, film: Film, screen: Screen) -> list[report.Move]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import signal
 import sys
 import time
-from collections.abc import Coroutine
-from typing import TypeVar
 
 import msgspec
 import uvloop
@@ -20,7 +17,6 @@ from worldmove.soak import report
 from worldmove.soak.plan import steps
 from worldmove.soak.trial import Options, Trial
 
-T = TypeVar("T")
 SEED_BITS = 32
 
 
@@ -54,7 +50,7 @@ def run(
     )
     try:
         with Screen(errors, quiet=json) as screen:
-            outcome = uvloop.run(_until_told(_soak(options, screen)))
+            outcome = uvloop.run(_soak(options, screen))
     except (KeyboardInterrupt, asyncio.CancelledError):
         errors.print("stopped; everything that was started has been ended")
         return 130
@@ -65,17 +61,6 @@ def run(
         console.print(report.table(outcome))
         console.print(report.verdict(outcome), style="green" if outcome.ok else "red")
     return 0 if outcome.ok else 1
-
-
-async def _until_told(work: Coroutine[None, None, T]) -> T:
-    """Lets SIGTERM end the soak as Ctrl-C does: by cancelling it, so that it cleans up."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        return await task
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def _soak(options: Options, screen: Screen) -> report.Outcome:

@@ -1,0 +1,37 @@
+"""Ctrl-C and SIGTERM while a command loads, and afterwards. Imports nothing that is slow to load."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """While inside, a signal ends the process without a word: nothing has begun that would have to be undone.
+
+    For imports: an exception in the middle of one is shown as a traceback, wherever it is caught.
+    """
+    before = [(number, signal.getsignal(number)) for number in SIGNALS]
+    for number in SIGNALS:
+        handle(number, _leave)
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            handle(number, handler)
+
+
+def handle(number: int, handler: signal._HANDLER) -> None:
+    """As `signal.signal`; what is ignored, as Ctrl-C in a background job, stays so."""
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, handler)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)
