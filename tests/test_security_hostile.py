@@ -17,6 +17,8 @@ from fleet_node import Node
 from security_kit import exchange, lonely_node, open_socket, unharmed
 
 from api import wire
+from worldmove.errors import TransportError
+from worldmove.transport.confine import device_address
 
 GOOD = {
     "model": "tiny",
@@ -208,3 +210,9 @@ def test_confined_sockets_name_their_device() -> None:
     child = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert child.stdout.splitlines()[0] == r"2 b'lo\x00' b'' b'lo\x00'"
     assert "nosuch" in child.stdout.splitlines()[1]
+
+
+def test_lanes_kept_on_a_device_are_reached_at_its_address() -> None:
+    assert device_address("lo") == "127.0.0.1"
+    with pytest.raises(TransportError, match="'nosuch' has no IPv4 address"):
+        device_address("nosuch")

@@ -191,7 +191,7 @@ class SourceMove(Driver):
         self.post(p.PathOffered(begin=begin))
 
     async def _serve_lanes(self, count: int) -> tuple[m.LaneOffer, ...]:
-        host = urlsplit(self.services.url).hostname or "127.0.0.1"
+        host = self.services.lanes.host or urlsplit(self.services.url).hostname or "127.0.0.1"
         offers = []
         for _ in range(count):
             lane = await self._lanes.lease(self.move_id, self._holding)

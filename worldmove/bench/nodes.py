@@ -33,6 +33,7 @@ async def running_nodes(
     options: Sequence[str] = (),
     each: Mapping[str, Sequence[str]] | None = None,
     logs: Path | None = None,
+    within: Mapping[str, Sequence[str]] | None = None,
 ) -> AsyncIterator[list[RunningNode]]:
     """Starts nodes that share a ledger, and ends them, with every trace of them, when the block ends.
 
@@ -41,6 +42,7 @@ async def running_nodes(
         options: more options of `worldmove serve`, the same for all.
         each: more options by node.
         logs: a folder in which the nodes' logs are left.
+        within: by node, what stands before its command and replaces itself with it, such as `ip netns exec HOST`.
 
     Raises:
         ProcessLostError: one did not answer; the last line of its log stands in the message.
@@ -48,19 +50,27 @@ async def running_nodes(
     folder = Path(tempfile.mkdtemp(prefix="wm-bench-"))
     processes: list[asyncio.subprocess.Process] = []
     try:
-        own = each or {}
-        yield [await _start(name, folder, [*options, *own.get(name, ())], processes) for name in names]
+        own, before = each or {}, within or {}
+        starts = [
+            _start(name, folder, [*options, *own.get(name, ())], before.get(name, ()), processes)
+            for name in names
+        ]
+        yield await asyncio.gather(*starts)
     finally:
         await asyncio.shield(_end_all(processes, folder, logs))
 
 
 async def _start(
-    name: str, folder: Path, options: Sequence[str], processes: list[asyncio.subprocess.Process]
+    name: str,
+    folder: Path,
+    options: Sequence[str],
+    before: Sequence[str],
+    processes: list[asyncio.subprocess.Process],
 ) -> RunningNode:
     log = folder / f"{name}.log"
     with _descriptors(log) as (reader, writer, errors):
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "worldmove", "serve", "--name", name),
+            *(*before, sys.executable, "-m", "worldmove", "serve", "--name", name),
             *("--http", "127.0.0.1:0", "--run-dir", str(folder / name)),
             *("--ledger", f"sqlite:///{folder / 'ledger.db'}", "--log-level", "warning"),
             *("--ready-fd", str(writer.fileno()), *options),

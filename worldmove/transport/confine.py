@@ -7,19 +7,38 @@ be reachable from anywhere else either.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from worldmove.errors import TransportError
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
+_SIOCGIFADDR = 0x8915
+_IFREQ = struct.Struct("16s24s")
 
 
 def use_device(device: str) -> None:
     """Lets UCX use one device only; has to come before UCX is configured."""
     os.environ["UCX_NET_DEVICES"] = device
+
+
+def device_address(device: str) -> str:
+    """The IPv4 address of a network device, dotted: where lanes that are kept on it are reached (netdevice(7)).
+
+    Raises:
+        TransportError: there is no such device, or it has no IPv4 address.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock, _SIOCGIFADDR, _IFREQ.pack(os.fsencode(device), b""))
+        except OSError as error:
+            raise TransportError(f"device {device!r} has no IPv4 address for lanes: {error}") from error
+    # A sockaddr_in: family and port stand before the address.
+    return socket.inet_ntoa(_IFREQ.unpack(answer)[1][4:8])
 
 
 def confine(device: str) -> int:

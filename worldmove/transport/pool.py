@@ -15,6 +15,7 @@ from typing import Any
 
 from worldmove import ipc
 from worldmove.errors import ProcessLostError, RejectedError, WorldMoveError
+from worldmove.transport.confine import device_address
 from worldmove.transport.faults import ARM, lane_faults
 from worldmove.transport.lane_messages import Report
 from worldmove.transport.lease import Lane
@@ -72,12 +73,24 @@ class LanePool:
         """(pid, port, move id or `None`) of every living lane."""
         return [(lane.pid, lane.port, lane.move_id) for lane in self._lanes]
 
+    @property
+    def host(self) -> str:
+        """The address of the device that lanes are kept on; empty: they are reached wherever the node is.
+
+        Raises:
+            TransportError: the device is gone, or has no IPv4 address.
+        """
+        return device_address(self._device) if self._device else ""
+
     async def start(self) -> None:
         """Starts the spare lanes; returns when they are ready.
 
         Raises:
             ProcessLostError: a lane process ends instead of starting.
+            TransportError: there is no device of the name that was given, or it has no IPv4 address.
         """
+        if self._device:
+            device_address(self._device)  # said now rather than at the first move
         for lane in await asyncio.gather(*(self._spawn() for _ in range(self._spare))):
             self._idle.append(lane)
 
