@@ -10,12 +10,13 @@ its standby waits anew. A thread for each, on the public SDK only.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from typing import Any, NamedTuple
 
-from worldmove.errors import SessionEndedError
+from worldmove.errors import ConflictError, SessionEndedError
 from worldmove.executor.serving import end_with_parent
 from worldmove.worker import Region, SessionMoved, Worker, World
 
@@ -88,8 +89,18 @@ def receive(stack: Stack, number: int) -> None:
         while world is None:
             world = standby.wait()
         say(f"-{stack.prefix}-{number}")
+        end(stack, world)
+
+
+def end(stack: Stack, world: World) -> None:
+    """Lets the world generate here, and ends it as soon as its move is over."""
+    while True:
         generate(world, ARRIVED_BLOCKS)
-        stack.worker.end(world.id)
+        try:
+            stack.worker.end(world.id)
+        except ConflictError:
+            continue  # just adopted: the source has yet to let go
+        return
 
 
 def main(arguments: list[str]) -> None:
@@ -99,9 +110,17 @@ def main(arguments: list[str]) -> None:
     token = sys.stdin.readline().strip()
     stack = Stack(Worker(url, token), prefix, int(nbytes))
     work = live if role == "world" else receive
+    threading.excepthook = _fail
     for number in range(int(count)):
         threading.Thread(target=work, args=(stack, number), daemon=True).start()
     sys.stdin.read()
+
+
+def _fail(what: threading.ExceptHookArgs) -> None:
+    """One thread that failed ends all: the laboratory must not go on with fewer worlds than it believes."""
+    sys.stderr.write(f"{what.exc_type.__name__}: {what.exc_value}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 if __name__ == "__main__":
