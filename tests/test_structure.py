@@ -69,7 +69,7 @@ SDK_MAY_IMPORT = {
 SEAMS = {
     "ucxx": ("worldmove/transport/ucx.py",),
     "sqlite3": ("worldmove/ledger/sqlite",),
-    "torch": ("worldmove/torch/",),
+    "torch": ("worldmove/torch/", "worldmove/demo/video/"),
 }
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 

@@ -42,7 +42,7 @@ async def running_nodes(
         options: more options of `worldmove serve`, the same for all.
         each: more options by node.
         logs: a folder in which the nodes' logs are left.
-        within: by node, what stands before its command and replaces itself with it, such as `ip netns exec HOST`.
+        within: by node, what stands before its command and becomes it, such as `ip netns exec HOST`.
 
     Raises:
         ProcessLostError: one did not answer; the last line of its log stands in the message.

@@ -27,7 +27,7 @@ def use_device(device: str) -> None:
 
 
 def device_address(device: str) -> str:
-    """The IPv4 address of a network device, dotted: where lanes that are kept on it are reached (netdevice(7)).
+    """The IPv4 address of a network device, dotted (netdevice(7)): where lanes kept on it are reached.
 
     Raises:
         TransportError: there is no such device, or it has no IPv4 address.

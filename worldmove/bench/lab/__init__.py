@@ -1,1 +1,1 @@
-"""The incast laboratory: hosts of its own on one machine, with a shallow switch port in front of one of them."""
+"""The incast laboratory: hosts of its own on one machine, one of them behind a shallow port."""

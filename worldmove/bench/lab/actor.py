@@ -2,10 +2,10 @@
 
     python -m worldmove.bench.lab.actor URL world|standby PREFIX COUNT NBYTES PARENT
 
-The worker's token comes as a line on stdin; the process ends when stdin closes, or with its parent. It says on
-stdout, a line each, `+ID` when a world has been registered or a standby waits, `-ID` when that has moved away or
-been handed a world. A world that went is replaced by a new one; a world that came generates two blocks and ends, and
-its standby waits anew. A thread for each, on the public SDK only.
+The worker's token comes as a line on stdin; the process ends when stdin closes, or with its parent. It says
+on stdout, a line each, `+ID` when a world has been registered or a standby waits, `-ID` when that has moved
+away or been handed a world. A world that went is replaced by a new one; a world that came generates two
+blocks and ends, and its standby waits anew. A thread for each, on the public SDK only.
 """
 
 from __future__ import annotations

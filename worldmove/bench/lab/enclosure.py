@@ -1,8 +1,8 @@
 """Namespaces of its own for the laboratory, so that nothing of it outlives it, even when it is killed.
 
-The laboratory runs in a process that is root, and the first, in new network, mount and process namespaces. When
-it ends, the kernel ends every process in them and takes their devices down. Where this user is not root, a user
-namespace makes it root inside, if the system allows that.
+The laboratory runs in a process that is root, and the first, in new network, mount and process namespaces.
+When it ends, the kernel ends every process in them and takes their devices down. Where this user is not root,
+a user namespace makes it root inside, if the system allows that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def check() -> None:
             command(["true"]), check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
     except FileNotFoundError as error:
-        raise ConfigError("unshare is not installed; on Debian or Ubuntu: apt-get install util-linux") from error
+        raise ConfigError(
+            "unshare is not installed; on Debian or Ubuntu: apt-get install util-linux"
+        ) from error
     if tried.returncode:
         raise ConfigError(
             "network namespaces can't be made here, which the laboratory consists of: "

@@ -1,4 +1,4 @@
-"""`worldmove bench gate`: real nodes behind a shallow port, offered from half of what it carries to four times that.
+"""`worldmove bench gate`: real nodes behind a shallow port, offered up to four times what it carries.
 
     python -m worldmove.bench.lab.gate PLAN
 

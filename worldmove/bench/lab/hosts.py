@@ -6,8 +6,9 @@
 
 Bytes of sessions cross the bridge `data`, whose port towards host 0 lets `rate` through and holds `limit`
 bytes, as the shallow buffer of a switch does. Segmentation offload is off at every end, so that the kernel's
-packets are those of a wire. What the nodes say to each other and to the laboratory takes a network of its own,
-as in a data centre with a management network, so that its losses are not mistaken for those of the moves.
+packets are those of a wire. What the nodes say to each other and to the laboratory takes a network of its
+own, as in a data centre with a management network, so that its losses are not mistaken for those of the
+moves.
 
 Everything is made by `ip`, `tc` and `ethtool` inside the namespaces of this process, which `enclosure` has
 started: when it ends, however it ends, the kernel takes all of it down.

@@ -67,7 +67,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def offer(stage: Stage, every_s: float, seconds: float, terms: Terms, seed: int) -> list[Outcome]:
-    """Asks for a move every `every_s` seconds on average (exponential gaps), of any sender with a ready world.
+    """Asks for a move every `every_s` seconds on average, with exponential gaps, from sender after sender.
 
     Raises:
         WorldMoveError: a node failed; a rejection is an outcome.

@@ -20,7 +20,18 @@ from worldmove.errors import ProcessLostError
 RECEIVER = "R"
 PORT = 8001
 READY_S = 120.0
-OPTIONS = ("--path", "staged", "--lane-device", DATA, "--register-rate", "0", "--move-rate", "0", "--lanes", "1")
+OPTIONS = (
+    "--path",
+    "staged",
+    "--lane-device",
+    DATA,
+    "--register-rate",
+    "0",
+    "--move-rate",
+    "0",
+    "--lanes",
+    "1",
+)
 
 
 class Crowd:
@@ -71,7 +82,9 @@ class Crowd:
                     if self._reading.done():
                         raise ProcessLostError("the serving stacks of a host of the laboratory ended")
         except TimeoutError as error:
-            raise ProcessLostError(f"{len(self.ready)} of {count} worlds are ready after {READY_S:.0f} s") from error
+            raise ProcessLostError(
+                f"{len(self.ready)} of {count} worlds are ready after {READY_S:.0f} s"
+            ) from error
 
     async def close(self) -> None:
         """Ends the process."""
@@ -83,7 +96,7 @@ class Crowd:
 
 
 class Stage:
-    """What a run works with: nodes by name, a client of each, worlds of each sender, the receiver's standbys."""
+    """What a run works with: nodes by name, their clients, the senders' worlds, the receiver's standbys."""
 
     def __init__(
         self, nodes: Sequence[RunningNode], clients: Mapping[str, AsyncClient], crowds: Mapping[str, Crowd]
@@ -132,7 +145,9 @@ async def staged(
         crowds: dict[str, Crowd] = {}
         for node in nodes:
             role, count = ("standby", standbys) if node.name == RECEIVER else ("world", worlds)
-            crowd = await _crowd(node, within[node.name], role, count, nbytes, tokens["worker"])
+            crowd = await _crowd(
+                node, within[node.name], role=role, count=count, nbytes=nbytes, token=tokens["worker"]
+            )
             stack.push_async_callback(crowd.close)
             crowds[node.name] = crowd
         for name, crowd in crowds.items():
@@ -148,7 +163,7 @@ def _token_file(folder: Path, tokens: Mapping[str, str]) -> Path:
 
 
 async def _crowd(
-    node: RunningNode, prefix: Sequence[str], role: str, count: int, nbytes: int, token: str
+    node: RunningNode, prefix: Sequence[str], *, role: str, count: int, nbytes: int, token: str
 ) -> Crowd:
     arguments: list[Any] = [node.url, role, node.name, count, nbytes, os.getpid()]
     process = await asyncio.create_subprocess_exec(

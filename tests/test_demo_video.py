@@ -1,0 +1,103 @@
+"""The video world on a CPU, small: shapes, bits, and what a block does to the caches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from worldmove.demo.player import action
+from worldmove.demo.video.shape import SELF_FORCING, SMALL, Shape
+from worldmove.errors import ConfigError
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from worldmove.demo.video.model import Network  # noqa: E402
+from worldmove.demo.video.world import State, VideoWorld, new_state, state_digest  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def run(shape: Shape, blocks: int, state: State | None = None) -> tuple[State, list[bytes]]:
+    state = new_state(shape, CPU, 7) if state is None else state
+    world = VideoWorld(Network(shape, CPU), state)
+    first = world.block + 1
+    return state, [world.step(action(block).keys).tobytes() for block in range(first, first + blocks)]
+
+
+def test_the_published_shape_has_the_published_bytes() -> None:
+    assert SELF_FORCING.cache == (1, 32760, 12, 128)
+    assert SELF_FORCING.cache_bytes == 6_038_323_200
+    assert SELF_FORCING.stride_bytes == 3 * 1560 * 12 * 128 * 2
+
+
+@pytest.mark.parametrize("changed", [{"window": 8}, {"sink": 2}, {"sink": 9}, {"head_dim": 12}])
+def test_sizes_that_do_not_fit_are_refused(changed: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        dataclasses.replace(SMALL, **changed)
+
+
+def test_two_worlds_with_one_seed_are_one_world() -> None:
+    (mine, film), (theirs, other) = run(SMALL, 5), run(SMALL, 5)
+    assert film == other
+    assert state_digest(mine) == state_digest(theirs)
+    assert len(set(film)) == 5
+    assert len(film[0]) == 12 * 72 * 128 * 3
+
+
+@pytest.mark.parametrize("part", ["k", "v", "ck", "latents", "decoder", "rng", "actions"])
+def test_every_part_of_the_state_is_seen_in_the_pictures(part: str) -> None:
+    state, _ = run(SMALL, 4)
+    same, _ = run(SMALL, 4)
+    match part:
+        case "k" | "v" | "ck":
+            state["layers"][-1][part].add_(1)
+        case "rng":
+            state["rng"].manual_seed(8)
+        case "actions":
+            state["actions"] = [15] * 8
+        case _:
+            state[part].add_(1)
+    assert run(SMALL, 1, state)[1] != run(SMALL, 1, same)[1]
+
+
+def test_a_full_cache_moves_left_by_a_block() -> None:
+    state, _ = run(SMALL, 3)
+    before = state["layers"][1]["k"].clone()
+    run(SMALL, 1, state)
+    after = state["layers"][1]["k"]
+    n = SMALL.block_tokens
+    assert torch.equal(after[:, :-n], before[:, n:])
+    assert not torch.equal(after[:, -n:], before[:, -n:])
+
+
+def test_a_sink_stays() -> None:
+    shape = dataclasses.replace(SMALL, sink=3)
+    state, _ = run(shape, 3)
+    before = state["layers"][0]["v"].clone()
+    run(shape, 2, state)
+    kept, n = 3 * shape.frame_tokens, 2 * shape.block_tokens
+    after = state["layers"][0]["v"]
+    assert torch.equal(after[:, :kept], before[:, :kept])
+    assert torch.equal(after[:, kept:-n], before[:, kept + n :])
+
+
+def test_a_ring_overwrites_its_oldest_block_in_place() -> None:
+    shape = dataclasses.replace(SMALL, ring=True, sink=3)
+    state, _ = run(shape, 3)
+    before = state["layers"][0]["k"].clone()
+    run(shape, 1, state)
+    after = state["layers"][0]["k"]
+    changed = [
+        not torch.equal(a, b) for a, b in zip(after.chunk(3, dim=1), before.chunk(3, dim=1), strict=True)
+    ]
+    assert changed == [False, True, False]
+
+
+def test_pictures_have_the_demos_format() -> None:
+    world = VideoWorld(Network(SMALL, CPU), new_state(SMALL, CPU, 7))
+    pictures = world.step(action(1).keys)
+    assert pictures.shape == (12, 72, 128, 3)
+    assert pictures.dtype == np.uint8
+    assert pictures.std() > 5
