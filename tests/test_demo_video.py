@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,3 +105,25 @@ def test_pictures_have_the_demos_format() -> None:
     assert pictures.shape == (12, 72, 128, 3)
     assert pictures.dtype == np.uint8
     assert pictures.std() > 5
+
+
+@pytest.mark.slow
+def test_it_moves_between_nodes_and_every_picture_and_state_is_the_twins(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "worldmove", "demo", "--video", "small", "--moves", "2", "--json")
+    done = subprocess.run(
+        (*command, "--out", str(tmp_path)), capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"]
+    assert found["frames_equal"] == found["frames_compared"] > 9 * 12
+    assert found["states_equal"] == found["states_compared"] == 2
+
+
+def test_a_shape_has_its_size(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "worldmove", "demo", "--video", "small", "--state-mb", "64")
+    done = subprocess.run(
+        (*command, "--out", str(tmp_path)), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode != 0
+    assert "state_mb is 64" in done.stderr

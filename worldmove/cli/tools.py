@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,13 @@ Repeats = Annotated[
 Gpu = Annotated[bool, typer.Option("--gpu", help="On GPUs in place of host memory.")]
 
 
+class VideoShape(StrEnum):
+    """Shapes of the video world, as `worldmove.demo.video.shape` names them."""
+
+    self_forcing = "self-forcing"
+    small = "small"
+
+
 def _run(module: str, *, json: bool, **given: Any) -> None:
     """Runs a program with the options that were given; its own defaults stand for the others."""
     with reporting(json):
@@ -37,15 +45,37 @@ def _run(module: str, *, json: bool, **given: Any) -> None:
 def demo(
     *,
     moves: Annotated[int, typer.Option(min=1, max=1000, help="How often the world changes its node.")] = 4,
-    state_mb: Annotated[int, typer.Option(min=16, max=4096, help="Size of its state in MB.")] = 256,
+    state_mb: Annotated[
+        int | None,
+        typer.Option(min=16, max=4096, show_default=False, help="Size of its state in MB. Default: 256."),
+    ] = None,
     path: Annotated[PathOption, typer.Option(help="How bytes travel.")] = PathOption.auto,
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu", help="A video transformer's world of 6 GB on two GPUs, or on one. With PyTorch."
+        ),
+    ] = False,
+    video: Annotated[
+        VideoShape | None,
+        typer.Option(show_default=False, help="The video world in this shape; without --gpu on the CPU."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(show_default=False, help="Folder for the contact sheet and the frames.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Move a world that generates there and back, and compare every frame with a twin that never moved."""
-    _run("worldmove.demo.run", json=json, moves=moves, state_mb=state_mb, path=path.value, out=out)
+    _run(
+        "worldmove.demo.run",
+        json=json,
+        moves=moves,
+        state_mb=state_mb,
+        path=path.value,
+        out=out,
+        gpu=gpu,
+        video=None if video is None else video.value,
+    )
 
 
 def soak(

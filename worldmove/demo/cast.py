@@ -93,7 +93,7 @@ class Actor:
         match news:
             case Waiting():
                 self.waiting = True
-            case Playing(block):
+            case Playing(block=block):
                 self.waiting, self.playing, self.block = False, True, block
             case Generated(block, _, ms):
                 self.block = block
@@ -169,6 +169,8 @@ class Cast:
             self.film.add(news.block, actor.node, news.pictures)
             if self._on_block is not None:
                 self._on_block(actor)
+        elif isinstance(news, Playing) and news.state:
+            self.film.states[news.block] = news.state
         self._changed.set()
 
     @property

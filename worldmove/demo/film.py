@@ -21,11 +21,15 @@ class Film:
     Attributes:
         nodes: by block number, the node that generated it.
         twice: blocks that came more than once.
+        states: by block, the digest of the state that arrived after it on another node.
+        twins: by block, the digest of the twin's state.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.nodes: dict[int, str] = {}
         self.twice: list[int] = []
+        self.states: dict[int, str] = {}
+        self.twins: dict[int, str] = {}
         self._file: IO[bytes] = tempfile.TemporaryFile(  # noqa: SIM115 - closed by __exit__
             prefix="wm-film-", dir=folder
         )
@@ -100,6 +104,11 @@ class Film:
     def equals(self) -> int:
         """Number of pictures that are bit for bit the twin's."""
         return sum(sum(marks) for marks in self._equal.values())
+
+    @property
+    def states_equal(self) -> int:
+        """Number of arrived states that are bit for bit the twin's after the same block."""
+        return sum(self.twins.get(block) == state for block, state in self.states.items())
 
     def stays(self) -> list[tuple[str, int, int]]:
         """Runs of blocks on one node: (node, first frame, last frame), in order."""

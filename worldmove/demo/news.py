@@ -24,18 +24,23 @@ class Waiting(News, frozen=True, tag="waiting"):
 
 
 class Playing(News, frozen=True, tag="playing"):
-    """The actor has the world, registered or adopted, and generates from `block` + 1 on."""
+    """The actor has the world, registered or adopted, and generates from `block` + 1 on.
+
+    `state`: a digest of all of it as it arrived, of worlds that tell one.
+    """
 
     block: int
     adopted: bool
+    state: str = ""
 
 
 class Generated(News, frozen=True, tag="generated"):
-    """One block: its pictures as raw RGB, and how long it took to generate."""
+    """One block: its pictures as raw RGB, how long it took; the state's digest after it if wanted."""
 
     block: int
     pictures: bytes
     ms: float
+    state: str = ""
 
 
 class Left(News, frozen=True, tag="left"):

@@ -67,11 +67,13 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The demo's document. `frames_equal` is a count."""
+    """The demo's document. `frames_equal` is a count, as is `states_equal`, of `states_compared` arrivals."""
 
     ok: bool
     frames_compared: int
     frames_equal: int
+    states_compared: int
+    states_equal: int
     moves: tuple[Move, ...]
 
 
@@ -94,7 +96,12 @@ def outcome(film: Film, moves: Sequence[Move], asked: int) -> tuple[Outcome, lis
     if len(moves) != asked:
         faults.append(f"{len(moves)} moves of {asked} took place")
     document = Outcome(
-        ok=not faults, frames_compared=film.compared, frames_equal=film.equals, moves=tuple(moves)
+        ok=not faults,
+        frames_compared=film.compared,
+        frames_equal=film.equals,
+        states_compared=len(film.states),
+        states_equal=film.states_equal,
+        moves=tuple(moves),
     )
     return document, faults
 
@@ -109,6 +116,8 @@ def _film_faults(film: Film, moved: int) -> list[str]:
         faults.append(f"{film.compared} frames of {film.frames} were compared")
     if film.equals != film.compared:
         faults.append(f"{film.compared - film.equals} frames differ from the twin's")
+    if film.states_equal != len(film.states):
+        faults.append(f"{len(film.states) - film.states_equal} arrived states differ from the twin's")
     stays = film.stays()
     if len(stays) != moved + 1:
         faults.append(f"the film has {len(stays)} stays for {moved} moves")

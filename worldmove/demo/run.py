@@ -21,7 +21,7 @@ from rich.console import Console
 
 from worldmove.bench.nodes import RunningNode, running_nodes
 from worldmove.client import AsyncClient
-from worldmove.demo import report
+from worldmove.demo import programs, report
 from worldmove.demo.cast import Actor, Cast
 from worldmove.demo.film import Film
 from worldmove.demo.frames import BLOCK_FRAMES
@@ -33,7 +33,6 @@ from worldmove.errors import ConfigError, ConnectionLostError, DeadlineError
 from worldmove.views import ENDED_STATES, MigrationRequest, PathChoice
 
 SESSION = "demo"
-NODES = ("A", "B")
 BLOCKS_BETWEEN = 2
 """Blocks that a node shows at least before the next move is asked for: 24 frames."""
 STATES = (
@@ -43,6 +42,8 @@ STATES = (
 """A move that goes well, in order: for the progress bar."""
 START_S = 120.0
 STEP_S = 60.0
+STATE_MB = 256
+CPU_BLOCK_MS = 250.0
 DEFAULT_OUT = Path("demo-out")
 SHEET = "contact-sheet.png"
 
@@ -51,7 +52,7 @@ class Options(NamedTuple):
     """What is to be shown."""
 
     moves: int
-    state_mb: int
+    play: programs.Programs
     path: PathChoice
 
 
@@ -59,32 +60,40 @@ def run(
     *,
     json: bool = False,
     moves: int = 4,
-    state_mb: int = 256,
+    state_mb: int | None = None,
     path: PathChoice = "auto",
     out: Path | None = None,
+    gpu: bool = False,
+    video: str | None = None,
 ) -> int:
     """Runs the demo and shows what it found.
 
     Args:
         json: one document on stdout instead of progress and a table.
         moves: how often the world changes its node.
-        state_mb: size of its state in MB (10⁶ bytes).
+        state_mb: size of its state in MB (10⁶ bytes); 256 unless told otherwise.
         path: how bytes travel.
         out: folder for the contact sheet; `demo-out` unless told otherwise.
+        gpu: the video world on two GPUs, or on one, in place of the landscape in host memory.
+        video: the video world in this shape, by name; on the CPU unless `gpu` is set.
 
     Returns:
         0 only if every frame equals the twin's bit for bit, none is missing or twice, every move took
         place and every pair of roots is equal. 130 after Ctrl-C.
 
     Raises:
-        ConfigError: there is no writing in `out`; nothing has been started.
+        ConfigError: there is no writing in `out`, or a size was given for the video world, whose shape has
+        one;
+            nothing has been started.
+        DeviceError: there is no GPU.
         WorldMoveError: nodes, actors or a move could not do what they must; everything is ended.
     """
     errors = Console(stderr=True)
+    play = _programs(state_mb, gpu=gpu, video=video)
     file = _writable(out or DEFAULT_OUT) / SHEET
     try:
         with Film() as film, Screen(errors, quiet=json) as screen:
-            done = uvloop.run(_demo(Options(moves, state_mb, path), film, screen))
+            done = uvloop.run(_demo(Options(moves, play, path), film, screen))
             found, faults = report.outcome(film, done, moves)
             line = report.verdict(found, faults)
             report.contact_sheet(film, done, line, found.ok).save(file)
@@ -103,6 +112,17 @@ def run(
     return 0 if found.ok else 1
 
 
+def _programs(state_mb: int | None, *, gpu: bool, video: str | None) -> programs.Programs:
+    if not gpu and video is None:
+        return programs.landscape(state_mb or STATE_MB)
+    if state_mb is not None:
+        raise ConfigError(
+            f"state_mb is {state_mb}, but the video world's shape says how large it is", option="state_mb"
+        )
+    devices = asyncio.run(programs.two_gpus()) if gpu else ("cpu", "cpu")
+    return programs.video(devices, video or "self-forcing", programs.GPU_BLOCK_MS if gpu else CPU_BLOCK_MS)
+
+
 def _writable(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +139,7 @@ def _writable(folder: Path) -> Path:
 async def _demo(options: Options, film: Film, screen: Screen) -> list[report.Move]:
     screen.stage("starting two nodes", 0, options.moves)
     async with AsyncExitStack() as stack:
-        nodes = await stack.enter_async_context(running_nodes(NODES))
+        nodes = await stack.enter_async_context(running_nodes(programs.NODES, each=options.play.nodes))
         clients = {node.name: await stack.enter_async_context(AsyncClient(node.url)) for node in nodes}
         tour = _Tour(options, film, clients, screen)
         await stack.enter_async_context(tour.cast)
@@ -145,9 +165,10 @@ class _Tour:
     async def begin(self, nodes: Sequence[RunningNode]) -> None:
         """Starts the actors; returns when the world is registered."""
         for node, role in zip(nodes, ("world", "standby"), strict=True):
-            given = {"role": role, "url": node.url, "session": SESSION, "state-mb": self._options.state_mb}
-            words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-            await self.cast.enter(node.name, "worldmove.demo.actors", *words)
+            play = self._options.play
+            given = {"role": role, "url": node.url, "session": SESSION, **play.common}
+            given |= play.actors.get(node.name, {})
+            await self.cast.enter(node.name, play.actor, *programs.words(given))
         await self.cast.until(lambda: self.cast.owner is not None, "the world's registration", START_S)
 
     async def ready(self) -> tuple[Actor, Actor]:
@@ -212,11 +233,15 @@ async def _compare(film: Film, options: Options, screen: Screen) -> None:
     def hear(actor: Actor, news: AnyNews) -> None:
         if isinstance(news, Generated):
             film.compare(news.block, news.pictures)
+            if news.state:
+                film.twins[news.block] = news.state
             screen.stage("comparing with the twin", actor.block, blocks)
 
-    twin = await Actor.start(
-        "twin", "worldmove.demo.twin", "--state-mb", str(options.state_mb), "--blocks", str(blocks)
-    )
+    play = options.play
+    given = {**play.common, **play.twins, "blocks": str(blocks)}
+    if film.states:
+        given["digests"] = ",".join(map(str, film.states))
+    twin = await Actor.start("twin", play.twin, *programs.words(given))
     try:
         async with asyncio.timeout(START_S + STEP_S * blocks):
             await twin.listen(hear)

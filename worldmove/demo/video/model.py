@@ -23,7 +23,7 @@ _ROPE_BASE = 10000.0
 
 
 class LayerCache(NamedTuple):
-    """One layer's memory, written in place: `k`, `v` `[1, tokens, heads, head_dim]`; `ck`, `cv`: the text's."""
+    """A layer's memory, written in place: `k`, `v` `[1, tokens, heads, head_dim]`; the text's `ck`, `cv`."""
 
     k: Tensor
     v: Tensor

@@ -1,0 +1,139 @@
+"""A serving stack of the video world, on `worldmove.torch`: what `worldmove.demo.actors` is to the landscape.
+
+    python -m worldmove.demo.video.actor --role world|standby --url U --session S --shape NAME --device
+    cpu|UUID
+                                         --block-ms MS --fd N --parent PID
+
+Whenever a world arrives, a digest of its whole state is told before the first block, to be compared with the
+twin's after the same block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from worldmove import fingerprint
+from worldmove.cuda.driver import find
+from worldmove.demo.news import Generated, Left, Line, Playing, Waiting, line
+from worldmove.demo.player import action
+from worldmove.demo.twin import SEED
+from worldmove.demo.video.model import Network
+from worldmove.demo.video.shape import SHAPES, Shape
+from worldmove.demo.video.world import State, VideoWorld, deterministic, new_state, state_digest
+from worldmove.errors import DeadlineError, SessionMoved
+from worldmove.torch import TorchWorker, TorchWorld
+
+MODEL = "worldmove-video/1"
+HORIZON_MS = 10_000.0
+HOST_STATE_BYTES = 1 << 20
+
+
+def torch_device(name: str) -> torch.device:
+    """`cpu`, or the GPU with this UUID.
+
+    Raises:
+        DeviceError: there is no such GPU.
+    """
+    return torch.device("cpu") if name == "cpu" else torch.device("cuda", find(name).ordinal)
+
+
+class Stage(NamedTuple):
+    """What an actor needs for every world that it takes."""
+
+    worker: TorchWorker
+    network: Network
+    shape: Shape
+    device: str
+    block_ms: float
+    parent: Line
+
+    def fresh(self) -> State:
+        """A world before its first block."""
+        return new_state(self.shape, self.network.device, SEED)
+
+    def description(self) -> dict[str, Any]:
+        """What a registration and a standby say alike."""
+        stack = fingerprint.stack_fields(
+            attention="scaled_dot_product_attention",
+            scheduler=f"flow {len(self.shape.sigmas)} steps",
+            batch=1,
+            cache_layout=f"{self.shape}",
+        )
+        devices = [] if self.device == "cpu" else [self.device]
+        return {
+            "model": MODEL,
+            "block_ms": self.block_ms,
+            "horizon_ms": HORIZON_MS,
+            "host_state_bytes": HOST_STATE_BYTES,
+            "stride_bytes": {"layers.*.[kv]": self.shape.stride_bytes} if self.shape.stride_bytes else None,
+            "fingerprint": fingerprint.collect(
+                stack, model=MODEL, weights_digest=self.network.digest(), devices=devices
+            ),
+        }
+
+
+def wait(stage: Stage, description: dict[str, Any]) -> TorchWorld:
+    """Waits as a standby until a world is handed over.
+
+    Raises:
+        DeadlineError: never, since it waits without a limit.
+    """
+    standby = stage.worker.standby(stage.fresh(), **description)
+    stage.parent.tell(Waiting())
+    world = standby.wait()
+    if world is None:
+        raise DeadlineError("a wait without a time-out ended")
+    return world
+
+
+def play(stage: Stage, world: TorchWorld, *, adopted: bool) -> None:
+    """Generates at the block clock, from where the world stands, until it has moved."""
+    view = VideoWorld(stage.network, world.state)
+    stage.parent.tell(Playing(view.block, adopted, state_digest(world.state) if adopted else ""))
+    every = stage.block_ms / 1000
+    due = time.monotonic()
+    while True:
+        began = time.perf_counter()
+        with world.block():
+            pictures = view.step(action(view.block + 1).keys)
+        took = (time.perf_counter() - began) * 1000
+        stage.parent.tell(Generated(view.block, pictures.tobytes(), took))
+        try:
+            world.boundary(view.state)
+        except SessionMoved as moved:
+            stage.parent.tell(Left(moved.destination, view.block))
+            return
+        due = max(due + every, time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def main(arguments: list[str]) -> None:
+    """Plays until the parent ends this process."""
+    parser = argparse.ArgumentParser(prog="worldmove.demo.video.actor")
+    for name in ("--fd", "--parent"):
+        parser.add_argument(name, type=int, required=True)
+    for name in ("--url", "--session", "--device"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--shape", choices=tuple(SHAPES), required=True)
+    parser.add_argument("--block-ms", type=float, required=True)
+    parser.add_argument("--role", choices=("world", "standby"), required=True)
+    options = parser.parse_args(arguments)
+    with line(options.fd, options.parent) as parent, TorchWorker(options.url) as worker:
+        deterministic()
+        shape = SHAPES[options.shape]
+        network = Network(shape, torch_device(options.device))
+        stage = Stage(worker, network, shape, options.device, options.block_ms, parent)
+        description = stage.description()
+        if options.role == "world":
+            play(stage, worker.register(options.session, stage.fresh(), **description), adopted=False)
+        while True:
+            play(stage, wait(stage, description), adopted=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
