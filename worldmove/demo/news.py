@@ -95,5 +95,6 @@ def line(fd: int, parent: int) -> Iterator[Line]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a world's process: BLAS on one thread, so that a block costs one core."""
-    return os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    """The environment of a world's process: BLAS on one thread, and the same bits each time from cuBLAS."""
+    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return os.environ | threads | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

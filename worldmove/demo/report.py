@@ -67,14 +67,14 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The demo's document. `frames_equal` is a count, as is `states_equal`, of `states_compared` arrivals."""
+    """The demo's document; what is equal is counted. States only of worlds that tell digests of theirs."""
 
     ok: bool
     frames_compared: int
     frames_equal: int
-    states_compared: int
-    states_equal: int
     moves: tuple[Move, ...]
+    states_compared: int | msgspec.UnsetType = msgspec.UNSET
+    states_equal: int | msgspec.UnsetType = msgspec.UNSET
 
 
 def outcome(film: Film, moves: Sequence[Move], asked: int) -> tuple[Outcome, list[str]]:
@@ -99,8 +99,8 @@ def outcome(film: Film, moves: Sequence[Move], asked: int) -> tuple[Outcome, lis
         ok=not faults,
         frames_compared=film.compared,
         frames_equal=film.equals,
-        states_compared=len(film.states),
-        states_equal=film.states_equal,
+        states_compared=len(film.states) or msgspec.UNSET,
+        states_equal=film.states_equal if film.states else msgspec.UNSET,
         moves=tuple(moves),
     )
     return document, faults
