@@ -108,6 +108,9 @@ class DirectPath:
         finally:
             self.under_way -= 1
 
+    def stand(self, seconds: float) -> None:
+        return
+
     async def release(self) -> None:
         return
 

@@ -1,18 +1,20 @@
-"""The receiver's gate: its pure parts by property, its asyncio part with real tasks."""
+"""The receiver's gate: its bucket by property, its asyncio part with real tasks (policy: test_granting_*)."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from worldmove.errors import ConfigError, ValidationError
-from worldmove.gate import MIN_BATCH, Bucket, Gate, Grant, Queue, Request
+from worldmove.errors import ConfigError, ProcessLostError, ValidationError
+from worldmove.gate import MIN_BATCH, Gate, Grant, Pass
+from worldmove.granting.bucket import Bucket
+from worldmove.granting.meter import Epoch
+from worldmove.granting.pauses import Need
 
 sizes = st.integers(1, 1 << 26)
 rates = st.floats(1e3, 1e10)
@@ -69,152 +71,84 @@ def test_a_refund_makes_good(burst: int, nbytes: int) -> None:
     assert math.isclose(bucket.delay(0.0), level, abs_tol=1e-6)
 
 
-class Line(RuleBasedStateMachine):
-    """A queue against a model: two lines, a set of grants that are out, conservation of bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.limit = 1000
-        self.bucket = Bucket(500.0, 300)
-        self.queue = Queue(self.bucket, self.limit)
-        self.now = 0.0
-        self.lines: dict[bool, deque[Request]] = {True: deque(), False: deque()}
-        self.out: dict[int, Request] = {}
-        self.spent = 0.0
-
-    def serve(self) -> float | None:
-        granted, wait = self.queue.due(self.now)
-        for request in granted:
-            line = self.lines[True] or self.lines[False]
-            assert line.popleft() == request
-            assert not self.out or sum(r.nbytes for r in self.out.values()) + request.nbytes <= self.limit
-            self.out[request.number] = request
-            self.spent += request.nbytes
-        return wait
-
-    @rule(nbytes=st.integers(1, 2000), urgent=st.booleans())
-    def ask(self, nbytes: int, urgent: bool) -> None:
-        self.lines[urgent].append(self.queue.ask(nbytes, urgent=urgent))
-        self.serve()
-
-    @rule(gap=gaps)
-    def wait(self, gap: float) -> None:
-        self.now += gap
-        self.serve()
-
-    @precondition(lambda self: self.out)
-    @rule(pick=st.randoms(use_true_random=False), used=st.booleans())
-    def back(self, pick: object, used: bool) -> None:
-        request = self.out.pop(pick.choice(sorted(self.out)))  # type: ignore[attr-defined]
-        if used:
-            self.queue.give_back(request)
-        else:
-            self.queue.undo(request, self.now)
-            self.spent -= request.nbytes
-        self.serve()
-
-    @precondition(lambda self: any(self.lines.values()))
-    @rule(pick=st.randoms(use_true_random=False))
-    def leave(self, pick: object) -> None:
-        everyone = [request for line in self.lines.values() for request in line]
-        request = pick.choice(everyone)  # type: ignore[attr-defined]
-        for line in self.lines.values():
-            if request in line:
-                line.remove(request)
-        self.queue.withdraw(request)
-        self.serve()
-
-    @invariant()
-    def conserves(self) -> None:
-        assert self.queue.outstanding == sum(request.nbytes for request in self.out.values())
-        assert self.queue.waiting == sum(map(len, self.lines.values()))
-        assert self.spent <= 300 + 500.0 * self.now + 2000 + 1
-
-    def teardown(self) -> None:
-        """Nobody starves: with time passing and grants coming back, every line runs empty."""
-        turns = 2 * (self.queue.waiting + len(self.out)) + 2
-        for _ in range(turns):
-            for request in self.out.values():
-                self.queue.give_back(request)
-            self.out.clear()
-            wait = self.serve()
-            self.now += wait or 0.0
-        assert self.queue.waiting == 0
-
-
-TestLine = Line.TestCase
-TestLine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
 async def settled() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
 
+def senders(gate: Gate, *names: str) -> list[Pass]:
+    return [gate.join(name, name) for name in names]
+
+
 async def test_without_a_rate_grants_come_at_once() -> None:
     gate = Gate(None, 1024)
-    async with gate.grant(1 << 30), gate.grant(1 << 30) as second:
-        assert second.nbytes == 1 << 30
-        assert gate.view().outstanding_bytes == 2 << 30
+    gate.pace.warm(1e12)
+    (one,) = senders(gate, "A")
+    async with one.grant(1 << 29), one.grant(1 << 29) as second:
+        assert second.nbytes == 1 << 29
+        assert gate.view().outstanding_bytes == 1 << 30
     view = gate.view()
-    assert (view.outstanding_bytes, view.granted_bytes, view.waiting) == (0, 2 << 30, 0)
-    assert gate.batch_bytes(1 << 24) == 1 << 24
+    assert (view.outstanding_bytes, view.granted_bytes, view.waiting, view.moves) == (0, 1 << 30, 0, 1)
+    assert one.batch_bytes(1 << 24) == 1 << 24
 
 
-async def test_the_outstanding_bound_holds_and_urgent_goes_first() -> None:
+async def test_the_outstanding_bound_holds_and_a_standing_world_goes_first() -> None:
     gate = Gate(None, 1, outstanding_bytes=100)
     order: list[str] = []
 
-    async def want(name: str, nbytes: int, *, urgent: bool = False) -> Grant:
-        grant = await gate.acquire(nbytes, urgent=urgent)
-        order.append(name)
+    async def want(one: Pass, nbytes: int) -> Grant:
+        grant = await one.acquire(nbytes)
+        order.append(one.name)
         return grant
 
-    first = await want("first", 80)
+    first, large, small, stands = senders(gate, "first", "large", "small", "stands")
+    held = await want(first, 80)
+    stands.stand(0.2)
     tasks = [
-        asyncio.create_task(want("large", 150)),
-        asyncio.create_task(want("small", 5)),
-        asyncio.create_task(want("urgent", 60, urgent=True)),
+        asyncio.create_task(want(large, 150)),
+        asyncio.create_task(want(small, 5)),
+        asyncio.create_task(want(stands, 60)),
     ]
     await settled()
     assert order == ["first"]
     assert gate.view().waiting == 3
-    first.release()
+    held.landed()
     urgent = await tasks[2]
     await settled()
-    assert order == ["first", "urgent"]
+    assert order == ["first", "stands"]
+    urgent.landed()
     urgent.release()
-    urgent.release()
-    large = await tasks[0]
+    big = await tasks[0]
     await settled()
-    assert order == ["first", "urgent", "large"]
-    large.release()
-    (await tasks[1]).release()
+    assert order == ["first", "stands", "large"]
+    big.release()
+    (await tasks[1]).landed()
     assert gate.view().outstanding_bytes == 0
 
 
 async def test_cancelling_in_every_state_returns_everything() -> None:
     gate = Gate(None, 1, outstanding_bytes=100)
-    held = await gate.acquire(100)
-    waiting = asyncio.create_task(gate.acquire(10))
-    behind = asyncio.create_task(gate.acquire(100))
+    (one,) = senders(gate, "A")
+    held = await one.acquire(100)
+    waiting = asyncio.create_task(one.acquire(10))
+    behind = asyncio.create_task(one.acquire(100))
     await settled()
     waiting.cancel()  # cancelled while it waits
     await settled()
     assert gate.view().waiting == 1
-    held.release()  # grants `behind`, whose task has not run yet
+    held.landed()  # grants `behind`, whose task has not run yet
     behind.cancel()
     await asyncio.gather(waiting, behind, return_exceptions=True)
     assert (waiting.cancelled(), behind.cancelled()) == (True, True)
     assert gate.view().outstanding_bytes == 0
     assert gate.view().granted_bytes == 100
 
-    held = await gate.acquire(100)
-    late = asyncio.create_task(gate.acquire(50))
-    after = asyncio.create_task(gate.acquire(60))
+    held = await one.acquire(100)
+    late = asyncio.create_task(one.acquire(50))
+    after = asyncio.create_task(one.acquire(60))
     await settled()
     late.cancel()
-    held.release()  # comes between the cancellation and the task's next step
+    held.landed()  # comes between the cancellation and the task's next step
     grant = await after
     assert late.cancelled()
     assert gate.view().outstanding_bytes == 60
@@ -223,10 +157,11 @@ async def test_cancelling_in_every_state_returns_everything() -> None:
 
 async def test_cancelled_holders_and_failing_blocks_release() -> None:
     gate = Gate(None, 1, outstanding_bytes=100)
+    (one,) = senders(gate, "A")
     entered = asyncio.Event()
 
     async def hold() -> None:
-        async with gate.grant(100):
+        async with one.grant(100):
             entered.set()
             await asyncio.Event().wait()
 
@@ -235,9 +170,28 @@ async def test_cancelled_holders_and_failing_blocks_release() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     with pytest.raises(ZeroDivisionError):
-        async with gate.grant(100):
+        async with one.grant(100):
             raise ZeroDivisionError
     assert gate.view().outstanding_bytes == 0
+
+
+async def test_whoever_leaves_gives_everything_back_and_wakes_its_waiters() -> None:
+    gate = Gate(None, 1, outstanding_bytes=100)
+    gone, other = senders(gate, "gone", "other")
+    held = await gone.acquire(100)
+    waits, next_one = asyncio.create_task(gone.acquire(10)), asyncio.create_task(other.acquire(70))
+    await settled()
+    gone.leave()
+    with pytest.raises(ProcessLostError):
+        await waits
+    (await next_one).landed()
+    held.landed()
+    held.release()
+    gone.leave()
+    with pytest.raises(ProcessLostError):
+        await gone.acquire(1)
+    view = gate.view()
+    assert (view.outstanding_bytes, view.waiting, view.moves) == (0, 0, 1)
 
 
 async def test_many_tasks_with_random_cancellations_conserve_bytes() -> None:
@@ -246,8 +200,11 @@ async def test_many_tasks_with_random_cancellations_conserve_bytes() -> None:
 
     async def move(number: int) -> None:
         nonlocal under_way
+        one = gate.join(f"m{number}", f"s{number % 7}", deadline_s=number)
+        if number % 3 == 0:
+            one.stand(number)
         for step in range(10):
-            async with gate.grant(10_000 + number * step, urgent=number % 3 == 0) as grant:
+            async with one.grant(10_000 + number * step) as grant:
                 under_way += grant.nbytes
                 assert under_way <= gate.view().outstanding_bytes <= 1 << 20
                 try:
@@ -269,8 +226,9 @@ async def test_many_tasks_with_random_cancellations_conserve_bytes() -> None:
 
 async def test_a_paced_gate_waits_for_its_rate() -> None:
     slow = Gate(1.0, 1)
-    (await slow.acquire(10**6)).release()
-    waiting = asyncio.create_task(slow.acquire(1))  # due in eleven days
+    (one,) = senders(slow, "A")
+    (await one.acquire(10**6)).landed()
+    waiting = asyncio.create_task(one.acquire(1))  # due in eleven days
     await settled()
     assert not waiting.done()
     assert slow.view().waiting == 1
@@ -279,25 +237,76 @@ async def test_a_paced_gate_waits_for_its_rate() -> None:
     assert slow.view().waiting == 0
 
     gate = Gate(10e6, 100_000)
+    (one,) = senders(gate, "A")
     for _ in range(10):
-        (await gate.acquire(100_000)).release()
+        (await one.acquire(100_000)).landed()
     assert gate.view().granted_bytes == 10**6
     assert gate.view().rate_bytes_per_s == 10e6
-    assert gate.batch_bytes(1 << 24) == MIN_BATCH
+    assert one.batch_bytes(1 << 24) == MIN_BATCH
+
+
+async def test_a_sender_that_lets_a_grant_go_by_is_cut_off() -> None:
+    gate = Gate(None, 1, patience_s=0.02)
+    reasons: asyncio.Queue[str] = asyncio.Queue()
+    liar = gate.join("m", "liar", on_cut=reasons.put_nowait)
+    await liar.acquire(1000)
+    async with asyncio.timeout(5):
+        assert "liar did not send 1000 granted bytes" in await reasons.get()
+    assert gate.view().cut_off >= 1
+    liar.leave()
+    assert gate.view().outstanding_bytes == 0
+
+
+async def test_measured_epochs_are_told() -> None:
+    told: list[tuple[Epoch, float]] = []
+    gate = Gate(None, 1, on_epoch=lambda epoch, now: told.append((epoch, now)))
+    (one,) = senders(gate, "A")
+    while not told:
+        async with one.grant(1 << 20):
+            await asyncio.sleep(0.01)
+    ((epoch, _),) = told
+    assert epoch.alone == "A"
+    assert 0 < epoch.goodput < 1e9
+    assert gate.view().goodput_bytes_per_s == epoch.goodput
+
+
+async def test_worlds_stop_in_turn() -> None:
+    gate = Gate(None, 1)
+    need = Need(0.2, 0.0, 0.25, 9.0)
+    assert await gate.turn("a", need) < 1
+    second = asyncio.create_task(gate.turn("b", need))
+    third = asyncio.create_task(gate.turn("c", need))
+    await settled()
+    assert gate.view().waiting_pauses == 2
+    gate.stands("a", 0.25)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    gate.turn_over("b")
+    gate.turn_over("a")
+    await third
+    gate.turn_over("c")
+    gate.turn_over("c")
+    assert gate.view().waiting_pauses == 0
 
 
 @pytest.mark.parametrize(
-    ("rate", "burst", "outstanding"),
-    [(0, 1, None), (-1, 1, None), (math.inf, 1, None), (math.nan, 1, None), (1, 0, None), (1, 1, 0)],
+    "arguments",
+    [
+        *({"rate_bytes_per_s": rate} for rate in (0, -1, math.inf, math.nan)),
+        {"burst_bytes": 0},
+        {"outstanding_bytes": 0},
+        {"senders": 0},
+    ],
 )
-async def test_senseless_gates_are_refused(rate: float, burst: int, outstanding: int | None) -> None:
+async def test_senseless_gates_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        Gate(rate, burst, outstanding_bytes=outstanding)
+        Gate(**({"rate_bytes_per_s": 1.0, "burst_bytes": 1} | arguments))
 
 
 async def test_senseless_grants_are_refused() -> None:
     gate = Gate(None, 1)
+    (one,) = senders(gate, "A")
     for nbytes in (0, -1):
         with pytest.raises(ValidationError):
-            await gate.acquire(nbytes)
+            await one.acquire(nbytes)
     assert gate.view().waiting == 0

@@ -77,7 +77,9 @@ class Ends:
             taker = await lease(self.far.rings, self.far.lanes, MOVE, self.target.holding, writable=True)
             await taker.lane.connect("127.0.0.1", giver.port, token, 5000)
             leased.append(taker)
-        self.path = RingPath(leased, Stage(self.mine, self.far.pool), Gate(None, 1 << 24), self.far.rings)
+        self.path = RingPath(
+            leased, Stage(self.mine, self.far.pool), Gate(None, 1 << 24).join("m", "S"), self.far.rings
+        )
 
     def batches(self) -> list[list[Span]]:
         return list(batches(self.mine.all_spans(), self.mine.memory.leaf_map, self.path.batch_bytes))
@@ -166,7 +168,9 @@ async def test_one_end_may_stage_without_the_other_knowing(staged: str) -> None:
             await lane.serve(token)
             taker = await lease(both.far.rings, both.far.lanes, MOVE, both.target.holding, writable=True)
             await taker.lane.connect("127.0.0.1", lane.port, token, 5000)
-            path = RingPath([taker], Stage(both.mine, both.far.pool), Gate(None, 1 << 24), both.far.rings)
+            path = RingPath(
+                [taker], Stage(both.mine, both.far.pool), Gate(None, 1 << 24).join("m", "S"), both.far.rings
+            )
             await path.pull([span], urgent=False)
             await path.release()
         assert np.array_equal(both.target.span(span), both.source.span(span))

@@ -57,6 +57,7 @@ BAR_OF_LANES = 0.97
 WARM_UP = 1
 SEED = 1
 MOVE = "gpu-paths"
+WARM_BYTES_PER_S = 1e12
 CONNECT_MS = 20_000
 TIMES = ("pause_ms", "data_ms", "commit_ms", "resume_ms", "total_ms")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -221,7 +222,9 @@ async def bare_lanes(
             one = await lease(half.devices.rings, half.lanes, MOVE, memory, writable=True)
             await one.lane.connect("127.0.0.1", port, bytes.fromhex(token), CONNECT_MS)
             leased.append(one)
-        path = RingPath(leased, half.stage, Gate(None, BATCH_BYTES), half.devices.rings)
+        gate = Gate(None, BATCH_BYTES)
+        gate.pace.warm(WARM_BYTES_PER_S)
+        path = RingPath(leased, half.stage, gate.join(MOVE, "source"), half.devices.rings)
         yield Lanes(half, path, process, there["digest_ms"])
         path.abort()
         await path.quiet()

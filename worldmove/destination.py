@@ -193,6 +193,8 @@ class DestinationMove(Driver):
         return self._inbound
 
     def _start_round(self, action: p.StartRound) -> None:
+        if action.final and self._path is not None:
+            self._path.stand(self.hello.horizon_ms / 1000)
         self._receiving().start_round(action.number, final=action.final)
 
     def _plan_part(self, action: p.PlanPart) -> None:

@@ -1,11 +1,7 @@
-"""The receiver's gate: bytes are pulled only under a grant, at a bounded rate, a bounded number under way.
+"""The receiver's gate: bytes are pulled only under a grant, so that senders never answer unscheduled.
 
-Only the receiver sees how many senders answer at once, and senders that answer unscheduled collapse its line.
-`Bucket` and `Queue` decide, on times that they are given; `Gate` runs them on the event loop.
-
-The bucket allows debt: a grant is given unless the bucket is in debt, and takes all its bytes at once. So a
-grant may be larger than the burst, and a timer that is late by less than `burst / rate` costs nothing. In any
-interval of T seconds at most `burst + rate * T` bytes are granted, and one grant more.
+Only the receiver sees how many senders answer at once. What is granted to whom, and how much at once, is
+decided in `worldmove.granting`, on times that it is given; `Gate` runs that on the event loop.
 """
 
 from __future__ import annotations
@@ -13,229 +9,282 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
-from collections.abc import AsyncIterator
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable
+from math import inf
 
-from worldmove.errors import ConfigError, ValidationError
+from worldmove.errors import ConfigError, ProcessLostError, ValidationError
+from worldmove.granting.bucket import Bucket
+from worldmove.granting.meter import Epoch
+from worldmove.granting.pace import MOST_SENDERS, MOST_WINDOW, Pace
+from worldmove.granting.pauses import Need, Pauses
+from worldmove.granting.policy import Member, Policy, Request
 from worldmove.views import GateView
 
 MIN_BATCH = 256 * 1024
-_EPSILON = 1e-3
-"""Bytes that floating-point arithmetic may be off by."""
 _TICK_S = 1e-3
 """The event loop's timers count milliseconds."""
-
-
-class Bucket:
-    """A token bucket in bytes; pure. Full at first; `rate` in bytes per second, `None`: without a limit."""
-
-    def __init__(self, rate: float | None, burst: int) -> None:
-        self.rate = rate
-        self.burst = burst
-        self._level = float(burst)
-        self._at: float | None = None
-
-    def _fill(self, now: float) -> None:
-        if self.rate is not None and self._at is not None and now > self._at:
-            self._level = min(float(self.burst), self._level + self.rate * (now - self._at))
-        self._at = now if self._at is None else max(self._at, now)
-
-    def delay(self, now: float) -> float:
-        """Seconds until a grant can be given; 0 if it can be given at `now`."""
-        if self.rate is None:
-            return 0.0
-        self._fill(now)
-        return 0.0 if self._level > -_EPSILON else -self._level / self.rate
-
-    def take(self, nbytes: int, now: float) -> None:
-        """Takes the bytes of a grant, into debt where it must."""
-        if self.rate is not None:
-            self._fill(now)
-            self._level -= nbytes
-
-    def refund(self, nbytes: int, now: float) -> None:
-        """Puts back the bytes of a grant that was never used."""
-        if self.rate is not None:
-            self._fill(now)
-            self._level = min(float(self.burst), self._level + nbytes)
-
-
-class Request(NamedTuple):
-    """Somebody's wish for `nbytes`; `number` is unique within a queue and grows."""
-
-    number: int
-    nbytes: int
-
-
-class Queue:
-    """Who is granted when; pure. Urgent requests first, each kind in the order of its asking.
-
-    Nothing overtakes the head of the line, however small it is, so a large request is not starved by small
-    ones. Urgent requests belong to paused worlds, whose number and time are bounded; others wait for them.
-    """
-
-    def __init__(self, bucket: Bucket, limit: int | None) -> None:
-        self.outstanding = 0
-        self._bucket = bucket
-        self._limit = limit
-        self._count = 0
-        self._lines: dict[bool, deque[Request]] = {True: deque(), False: deque()}
-
-    @property
-    def waiting(self) -> int:
-        """Requests that are not granted yet."""
-        return len(self._lines[True]) + len(self._lines[False])
-
-    def ask(self, nbytes: int, *, urgent: bool) -> Request:
-        """Joins the line."""
-        self._count += 1
-        request = Request(self._count, nbytes)
-        self._lines[urgent].append(request)
-        return request
-
-    def withdraw(self, request: Request) -> None:
-        """Leaves the line before the grant."""
-        for line in self._lines.values():
-            with contextlib.suppress(ValueError):
-                line.remove(request)
-
-    def due(self, now: float) -> tuple[list[Request], float | None]:
-        """What is granted at `now`, and after how many seconds to ask again.
-
-        `None`: not before something is given back or asked for.
-        """
-        granted: list[Request] = []
-        while line := self._lines[True] or self._lines[False]:
-            head = line[0]
-            if not self._fits(head.nbytes):
-                return granted, None
-            wait = self._bucket.delay(now)
-            if wait > 0:
-                return granted, wait
-            granted.append(line.popleft())
-            self._bucket.take(head.nbytes, now)
-            self.outstanding += head.nbytes
-        return granted, None
-
-    def _fits(self, nbytes: int) -> bool:
-        return self._limit is None or not self.outstanding or self.outstanding + nbytes <= self._limit
-
-    def give_back(self, request: Request) -> None:
-        """The bytes of a grant have arrived, or never will."""
-        self.outstanding -= request.nbytes
-
-    def undo(self, request: Request, now: float) -> None:
-        """A grant was never used: nobody was asked to send its bytes."""
-        self.give_back(request)
-        self._bucket.refund(request.nbytes, now)
+SLOWER = 10
+"""A grant may take this many times as long as its bytes should, beside the patience that is given anyway."""
 
 
 class Grant:
-    """Leave to have `nbytes` sent; given back by `release`, once, however often that is called."""
+    """Leave to have `nbytes` sent; given back by `landed` or `release`, once, whichever comes first."""
 
     def __init__(self, gate: Gate, request: Request) -> None:
         self.nbytes = request.nbytes
         self._gate = gate
-        self._request: Request | None = request
+        self._request = request
+
+    def landed(self) -> None:
+        """The bytes have arrived."""
+        self._gate._landed(self._request)  # noqa: SLF001 - the two are one
 
     def release(self) -> None:
-        """Tells the gate that the bytes have arrived or that their sender can send no more."""
-        request, self._request = self._request, None
-        if request is not None:
-            self._gate._returned(request)  # noqa: SLF001 - the two are one
+        """The bytes will not arrive any more; nothing where they have."""
+        self._gate._released(self._request)  # noqa: SLF001
+
+
+class Pass:
+    """One move's place at the gate."""
+
+    def __init__(self, gate: Gate, member: Member, on_cut: Callable[[str], None]) -> None:
+        self._gate = gate
+        self._member = member
+        self.on_cut = on_cut
+
+    @property
+    def name(self) -> str:
+        """Of the move."""
+        return self._member.name
+
+    def batch_bytes(self, most: int, lanes: int = 1) -> int:
+        """A good size for one grant where two are under way on each lane; at most `most`."""
+        return self._gate.batch_bytes(most, lanes)
+
+    def stand(self, seconds: float | None) -> None:
+        """The move's world stands and has to go on within `seconds`; `None`: it runs again."""
+        self._gate._stand(self._member, seconds)  # noqa: SLF001
+
+    async def acquire(self, nbytes: int) -> Grant:
+        """Waits for a grant of `nbytes`. A cancelled wait costs nothing.
+
+        Raises:
+            ValidationError: `nbytes` is not above 0.
+            ProcessLostError: the move has left the gate.
+        """
+        if nbytes <= 0:
+            raise ValidationError(f"a grant has at least 1 byte, not {nbytes}", field="nbytes")
+        return await self._gate._acquire(self._member, nbytes)  # noqa: SLF001
+
+    @contextlib.asynccontextmanager
+    async def grant(self, nbytes: int) -> AsyncIterator[Grant]:
+        """Holds a grant of `nbytes` for the block, whose end says that they landed; raises as `acquire`."""
+        grant = await self.acquire(nbytes)
+        try:
+            yield grant
+            grant.landed()
+        finally:
+            grant.release()
+
+    def leave(self) -> None:
+        """The move is over and nothing of it is under way: all that it held goes back, once."""
+        self._gate._leave(self._member)  # noqa: SLF001
 
 
 class Gate:
     """Grants bytes on the event loop; one per node, shared by all its inbound moves.
 
-    `rate_bytes_per_s`: what the path carries; `None` grants without pacing. `burst_bytes`: how much may be
-    granted at once after a pause; make it what the rate brings in some milliseconds. `outstanding_bytes`: how
-    much may be granted and not yet released, to all senders together; a larger grant is given when nothing
-    else is out. `None`: no bound.
+    Args:
+        rate_bytes_per_s: what the path carries at most; `None` grants without pacing.
+        burst_bytes: how much a paced gate may grant at once after a rest.
+        outstanding_bytes: how much may be granted and not landed, to all senders together, whatever is found
+            by measuring; a larger grant is given when nothing else is out. `None`: up to 1 GiB.
+        senders: how many may answer at once at most.
+        patience_s: how long a grant may stay out, beside ten times what its bytes should take.
+        on_epoch: told what was measured, and when.
+
+    Raises:
+        ConfigError: one of them is not above 0, or the rate is no number.
     """
 
     def __init__(
-        self, rate_bytes_per_s: float | None, burst_bytes: int, *, outstanding_bytes: int | None = None
+        self,
+        rate_bytes_per_s: float | None,
+        burst_bytes: int,
+        *,
+        outstanding_bytes: int | None = None,
+        senders: int = MOST_SENDERS,
+        patience_s: float = inf,
+        on_epoch: Callable[[Epoch, float], None] | None = None,
     ) -> None:
-        if rate_bytes_per_s is not None and not 0 < rate_bytes_per_s < float("inf"):
+        if rate_bytes_per_s is not None and not 0 < rate_bytes_per_s < inf:
             raise ConfigError(f"the gate's rate must be above 0, not {rate_bytes_per_s}", option="gate_rate")
-        for name, value in (("burst_bytes", burst_bytes), ("outstanding_bytes", outstanding_bytes)):
+        for name, value in (
+            ("burst_bytes", burst_bytes),
+            ("outstanding_bytes", outstanding_bytes),
+            ("senders", senders),
+        ):
             if value is not None and value <= 0:
                 raise ConfigError(f"the gate's {name} must be above 0, not {value}", option=name)
         self._bucket = Bucket(rate_bytes_per_s, burst_bytes)
-        self._queue = Queue(self._bucket, outstanding_bytes)
-        self._granted = 0
+        self.pace = Pace(senders, outstanding_bytes or MOST_WINDOW)
+        self._policy = Policy(self._bucket, self.pace, on_epoch)
+        self._patience = patience_s
+        self._passes: dict[Member, Pass] = {}
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._cut = 0
+        self._pauses = Pauses()
+        self._turns: dict[str, asyncio.Future[None]] = {}
 
-    def batch_bytes(self, most: int) -> int:
-        """A good size for one grant: at most `most`, and a paced gate's burst: urgent ones wait little."""
-        if self._bucket.rate is None:
-            return most
-        return min(most, max(MIN_BATCH, self._bucket.burst))
+    @property
+    def bound_bytes(self) -> int:
+        """What may be out at once at this moment."""
+        return self._policy.allowed[1]
 
-    async def acquire(self, nbytes: int, *, urgent: bool = False) -> Grant:
-        """Waits for a grant of `nbytes`; urgent ones are served first. A cancelled wait costs nothing.
+    def batch_bytes(self, most: int, lanes: int = 1) -> int:
+        """See `Pass.batch_bytes`."""
+        part = self.pace.window // (2 * lanes)
+        if self._bucket.rate is not None:
+            part = min(part, self._bucket.burst)
+        return min(most, max(MIN_BATCH, part))
 
-        Raises:
-            ValidationError: `nbytes` is not above 0.
+    def join(
+        self, name: str, sender: str, deadline_s: float = inf, on_cut: Callable[[str], None] | None = None
+    ) -> Pass:
+        """A move comes to the gate.
+
+        Args:
+            name: of the move.
+            sender: the node that its bytes come from.
+            deadline_s: when it has to be done, in seconds from now.
+            on_cut: told why, when its sender lets a grant go by.
         """
-        if nbytes <= 0:
-            raise ValidationError(f"a grant has at least 1 byte, not {nbytes}", field="nbytes")
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        request = self._queue.ask(nbytes, urgent=urgent)
-        self._futures[request.number] = future
+        member = self._policy.join(name, sender, time.monotonic() + deadline_s)
+        one = self._passes[member] = Pass(self, member, on_cut or (lambda _reason: None))
+        return one
+
+    async def turn(self, name: str, need: Need) -> float:
+        """Waits until a move may stop its world (`granting.pauses`); returns the seconds that it waited.
+
+        It holds its turn until `turn_over`, also if the wait is cancelled.
+        """
+        started = time.monotonic()
+        self._pauses.want(name, need)
+        future = self._turns[name] = asyncio.get_running_loop().create_future()
+        self._give_turns()
+        await future
+        return time.monotonic() - started
+
+    def stands(self, name: str, seconds: float) -> None:
+        """The world of a move that has its turn stands, and has to go on within `seconds`."""
+        self._pauses.stands(name, time.monotonic() + seconds)
+
+    def turn_over(self, name: str) -> None:
+        """The move's world runs, or will not be stopped yet."""
+        future = self._turns.pop(name, None)
+        if future is not None and not future.done():
+            future.cancel()
+        self._pauses.leave(name)
+        self._give_turns()
+
+    def view(self) -> GateView:
+        """How the gate stands."""
+        policy = self._policy
+        senders, bound = policy.allowed
+        return GateView(
+            rate_bytes_per_s=self._bucket.rate,
+            outstanding_bytes=policy.outstanding,
+            granted_bytes=policy.granted,
+            waiting=policy.waiting,
+            bound_bytes=bound,
+            senders=policy.senders,
+            most_senders=senders,
+            collapses=self.pace.collapses,
+            cut_off=self._cut,
+            moves=len(self._passes),
+            waiting_pauses=self._pauses.waiting,
+            goodput_bytes_per_s=self.pace.goodput,
+        )
+
+    async def _acquire(self, member: Member, nbytes: int) -> Grant:
+        request = self._policy.ask(member, nbytes)
+        if request.settled:
+            raise ProcessLostError(f"move {member.name} has left the gate")
+        future = self._futures[request.number] = asyncio.get_running_loop().create_future()
         self._serve()
         try:
             await future
         except BaseException:
             self._forsaken(request, future)
             raise
-        self._granted += nbytes
         return Grant(self, request)
-
-    @contextlib.asynccontextmanager
-    async def grant(self, nbytes: int, *, urgent: bool = False) -> AsyncIterator[Grant]:
-        """Holds a grant of `nbytes` for the length of the block; raises as `acquire`."""
-        grant = await self.acquire(nbytes, urgent=urgent)
-        try:
-            yield grant
-        finally:
-            grant.release()
-
-    def view(self) -> GateView:
-        """How the gate stands."""
-        return GateView(
-            rate_bytes_per_s=self._bucket.rate,
-            outstanding_bytes=self._queue.outstanding,
-            granted_bytes=self._granted,
-            waiting=self._queue.waiting,
-        )
 
     def _serve(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         now = time.monotonic()
-        granted, wait = self._queue.due(now)
+        granted, wait = self._policy.due(now)
         for request in granted:
             future = self._futures.pop(request.number)
             if future.done():  # cancelled; its task has yet to run, and asks for another round then
-                self._queue.undo(request, now)
+                self._policy.undo(request, now)
             else:
                 future.set_result(None)
         if wait is not None:
             self._timer = asyncio.get_running_loop().call_later(max(wait, _TICK_S), self._serve)
+        if granted and self._watch is None and self._patience < inf:
+            self._watch = asyncio.get_running_loop().call_later(self._patience, self._look)
+
+    def _look(self) -> None:
+        """Cuts off senders that let grants go by, and looks again while any is out."""
+        self._watch = None
+        rate = self.pace.goodput
+        for request in self._policy.overdue(time.monotonic(), self._patience):
+            member = request.member
+            allowed = self._patience + (SLOWER * member.outstanding / rate if rate else 0.0)
+            granted_at = request.granted_at
+            if granted_at is None or time.monotonic() - granted_at <= allowed or member not in self._passes:
+                continue
+            self._cut += 1
+            reason = f"{member.sender} did not send {request.nbytes} granted bytes within {allowed:.3g} s"
+            self._passes[member].on_cut(reason)
+        if self._policy.outstanding:
+            self._watch = asyncio.get_running_loop().call_later(self._patience, self._look)
 
     def _forsaken(self, request: Request, future: asyncio.Future[None]) -> None:
         if future.cancelled():
             self._futures.pop(request.number, None)
-            self._queue.withdraw(request)
+            self._policy.withdraw(request)
         else:  # granted, and cancelled before its task could run
-            self._queue.undo(request, time.monotonic())
+            self._policy.undo(request, time.monotonic())
         self._serve()
 
-    def _returned(self, request: Request) -> None:
-        self._queue.give_back(request)
+    def _landed(self, request: Request) -> None:
+        self._policy.landed(request, time.monotonic())
         self._serve()
+
+    def _released(self, request: Request) -> None:
+        if not request.settled:
+            self._policy.give_back(request, time.monotonic())
+            self._serve()
+
+    def _stand(self, member: Member, seconds: float | None) -> None:
+        self._policy.stand(member, None if seconds is None else time.monotonic() + seconds)
+        self._serve()
+
+    def _leave(self, member: Member) -> None:
+        self._passes.pop(member, None)
+        for request in self._policy.leave(member):
+            future = self._futures.pop(request.number)
+            if not future.done():
+                future.set_exception(ProcessLostError(f"move {member.name} has left the gate"))
+        self._serve()
+
+    def _give_turns(self) -> None:
+        for name in self._pauses.due(time.monotonic()):
+            future = self._turns.get(name)
+            if future is not None and not future.done():
+                future.set_result(None)

@@ -8,6 +8,7 @@ from worldmove import messages as m
 from worldmove.descriptors import fetch
 from worldmove.driver import Services
 from worldmove.errors import FramingError
+from worldmove.gate import Pass
 from worldmove.ipc import close_all
 from worldmove.offering import regions_of
 from worldmove.paths import LocalPath, Path, StagedPath, foreign_memory
@@ -73,7 +74,11 @@ class Opening:
             for lane in lanes:
                 lane.abort()
             raise
-        return StagedPath(lanes, services.gate)
+        return StagedPath(lanes, self._pass())
+
+    def _pass(self) -> Pass:
+        hello = self._hello
+        return self._services.gate.join(hello.move_id, hello.source, hello.deadline_ms / 1000)
 
     async def _through_rings(self, target: Reader) -> Path:
         services = self._services
@@ -87,8 +92,8 @@ class Opening:
                 leased.append(one)
                 await one.lane.connect(offer.host, offer.port, offer.token, self._timeout_ms)
         except BaseException:
-            path = RingPath(leased, stage, services.gate, services.rings)
+            path = RingPath(leased, stage, self._pass(), services.rings)
             path.abort()
             await asyncio.shield(asyncio.ensure_future(path.quiet()))
             raise
-        return RingPath(leased, stage, services.gate, services.rings)
+        return RingPath(leased, stage, self._pass(), services.rings)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from worldmove import messages as m
 from worldmove.digest import LeafTable
-from worldmove.errors import FramingError, WorldMoveError
-from worldmove.gate import Gate
+from worldmove.errors import DeadlineError, FramingError, WorldMoveError
+from worldmove.gate import Pass
 from worldmove.hosting.memory import Holding
 from worldmove.manifest import Extent, LeafMap, Manifest, Span
 from worldmove.reading import OnRead, Plan, Reader
@@ -32,14 +32,20 @@ class Path(Protocol):
     """One open way to the source's bytes."""
 
     name: str
-    batch_bytes: int
     width: int
     """How many batches may be under way at once."""
     lost: asyncio.Future[WorldMoveError]
     """Completes when the path can bring nothing more."""
 
+    @property
+    def batch_bytes(self) -> int:
+        """A good size for one batch, at this moment."""
+
     async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
         """Brings the spans; returns when they lie in memory."""
+
+    def stand(self, seconds: float) -> None:
+        """The world stands and has to go on within `seconds`: it goes first."""
 
     async def release(self) -> None:
         """Ends the path in peace: nothing is under way."""
@@ -56,11 +62,11 @@ class StagedPath:
 
     name = "staged"
 
-    def __init__(self, lanes: Sequence[Lane], gate: Gate) -> None:
+    def __init__(self, lanes: Sequence[Lane], gate: Pass) -> None:
         self._lanes = list(lanes)
         self._load = {id(lane): 0 for lane in self._lanes}
         self._gate = gate
-        self.batch_bytes = gate.batch_bytes(BATCH_BYTES)
+        gate.on_cut = self._on_cut
         self.width = BATCHES_PER_LANE * len(self._lanes)
         self.lost: asyncio.Future[WorldMoveError] = asyncio.get_running_loop().create_future()
         for lane in self._lanes:
@@ -70,10 +76,23 @@ class StagedPath:
         if not future.cancelled() and not self.lost.done():
             self.lost.set_result(future.result())
 
-    async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
+    def _on_cut(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(DeadlineError(reason))
+
+    @property
+    def batch_bytes(self) -> int:
+        """What a grant should have at this moment."""
+        return self._gate.batch_bytes(BATCH_BYTES, len(self._lanes))
+
+    def stand(self, seconds: float) -> None:
+        """From now on it goes first at the gate."""
+        self._gate.stand(seconds)
+
+    async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:  # noqa: ARG002 - see `stand`
         """Brings the spans over the lane with the fewest batches under way."""
         nbytes = sum(span.length for span in spans)
-        async with self._gate.grant(nbytes, urgent=urgent):
+        async with self._gate.grant(nbytes):
             lane = min(self._lanes, key=lambda one: self._load[id(one)])
             self._load[id(lane)] += 1
             try:
@@ -83,7 +102,10 @@ class StagedPath:
 
     async def release(self) -> None:
         """Gives the lanes back to the pool."""
-        await asyncio.gather(*(lane.release() for lane in self._lanes))
+        try:
+            await asyncio.gather(*(lane.release() for lane in self._lanes))
+        finally:
+            self._gate.leave()
 
     def abort(self) -> None:
         """Ends the lanes' processes."""
@@ -93,6 +115,7 @@ class StagedPath:
     async def quiet(self) -> None:
         """Returns when every lane's process has been reaped."""
         await asyncio.gather(*(lane.gone() for lane in self._lanes))
+        self._gate.leave()
 
 
 class LocalPath:
@@ -116,6 +139,9 @@ class LocalPath:
         self._idle.set()
         self._aborted = False
         self.lost: asyncio.Future[WorldMoveError] = asyncio.get_running_loop().create_future()
+
+    def stand(self, seconds: float) -> None:
+        """Nothing: whoever copies says what is urgent."""
 
     async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
         """Copies the spans."""

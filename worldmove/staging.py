@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from worldmove.errors import ProcessLostError, WorldMoveError
+from worldmove.errors import DeadlineError, ProcessLostError, WorldMoveError
 from worldmove.executor.devices import Pools
 from worldmove.executor.messages import CopyPiece
-from worldmove.gate import Gate
+from worldmove.gate import Pass
 from worldmove.hosting.memory import Holding
 from worldmove.manifest import Span
 from worldmove.reading import Reader
@@ -107,22 +107,22 @@ class RingPath:
     Args:
         leased: lanes, connected.
         stage: to this node's memory.
-        gate: grants the bytes of each batch.
+        gate: the move's place at the gate, which grants the bytes of each batch.
         rings: where the rings go back to.
     """
 
     name = "staged"
 
-    def __init__(self, leased: Sequence[RingLane], stage: Stage, gate: Gate, rings: Rings) -> None:
+    def __init__(self, leased: Sequence[RingLane], stage: Stage, gate: Pass, rings: Rings) -> None:
         self._lines = [_Line(one) for one in leased]
         self._stage = stage
         self._gate = gate
+        gate.on_cut = self._on_cut
         self._rings = rings
         self._free = asyncio.Semaphore(SHAPE.slots * len(self._lines))
         self._tasks: set[asyncio.Task[None]] = set()
         self._copying: set[asyncio.Task[None]] = set()
         self._aborted = False
-        self.batch_bytes = gate.batch_bytes(BATCH_BYTES)
         self.width = SHAPE.slots * len(self._lines)
         self.lost: asyncio.Future[WorldMoveError] = asyncio.get_running_loop().create_future()
         for line in self._lines:
@@ -131,6 +131,19 @@ class RingPath:
     def _on_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
         if not future.cancelled() and not self.lost.done():
             self.lost.set_result(future.result())
+
+    def _on_cut(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(DeadlineError(reason))
+
+    @property
+    def batch_bytes(self) -> int:
+        """What a grant should have at this moment; it fits into a slot."""
+        return self._gate.batch_bytes(BATCH_BYTES, len(self._lines))
+
+    def stand(self, seconds: float) -> None:
+        """From now on it goes first at the gate."""
+        self._gate.stand(seconds)
 
     async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
         """Brings the spans over the lane with the most free slots; returns when they lie in memory.
@@ -154,7 +167,7 @@ class RingPath:
             line = max(self._lines, key=lambda one: len(one.free))
             slot = line.free.pop()
             try:
-                async with self._gate.grant(sum(span.length for span in spans), urgent=urgent):
+                async with self._gate.grant(sum(span.length for span in spans)):
                     await line.lane.pull(spans, slot)
                 self._check()
                 if (task := asyncio.current_task()) is not None:
@@ -170,7 +183,10 @@ class RingPath:
 
     async def release(self) -> None:
         """Gives lanes and rings back."""
-        await asyncio.gather(*(self._release(line) for line in self._lines))
+        try:
+            await asyncio.gather(*(self._release(line) for line in self._lines))
+        finally:
+            self._gate.leave()
 
     async def _release(self, line: _Line) -> None:
         try:
@@ -191,5 +207,6 @@ class RingPath:
         await asyncio.gather(*(line.lane.gone() for line in self._lines))
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+        self._gate.leave()
         lines, self._lines = self._lines, []
         await asyncio.gather(*(self._rings.give(line.ring) for line in lines))

@@ -254,12 +254,25 @@ class DeviceView(View, frozen=True, kw_only=True):
 
 
 class GateView(View, frozen=True, kw_only=True):
-    """The receiver's token bucket."""
+    """The receiver's token bucket, and what it has found out about its line.
+
+    `outstanding_bytes` never exceed `bound_bytes`, but for a single grant that is larger. `senders` answer at
+    this moment, of `most_senders` that may; `waiting` requests wait for a grant, `waiting_pauses` moves for
+    leave to stop their world. `cut_off` counts grants that a sender let go by.
+    """
 
     rate_bytes_per_s: float | None
     outstanding_bytes: int
     granted_bytes: int
     waiting: int
+    bound_bytes: int = 0
+    senders: int = 0
+    most_senders: int = 0
+    collapses: int = 0
+    cut_off: int = 0
+    moves: int = 0
+    waiting_pauses: int = 0
+    goodput_bytes_per_s: float | None = None
 
 
 class LaneView(View, frozen=True, kw_only=True):

@@ -18,6 +18,8 @@ from worldmove.transport.pool import LanePool, LaneRegion
 
 CONNECT_TIMEOUT_MS = 10_000
 MOVE_ID = "bench-lanes"
+WARM_BYTES_PER_S = 1e12
+"""More than any path carries: the gate begins with its widest window."""
 
 
 class LanePair:
@@ -47,8 +49,11 @@ class LanePair:
         return time.perf_counter() - start
 
     def _batches(self) -> Iterator[Span]:
-        for offset in range(0, self._nbytes, self._path.batch_bytes):
-            yield Span(0, offset, min(self._path.batch_bytes, self._nbytes - offset))
+        offset = 0
+        while offset < self._nbytes:
+            batch = Span(0, offset, min(self._path.batch_bytes, self._nbytes - offset))
+            offset += batch.length
+            yield batch
 
     async def _pull(self, batch: Span, slots: asyncio.Semaphore) -> None:
         try:
@@ -81,4 +86,6 @@ async def lane_pair(source_fd: int, destination_fd: int, nbytes: int) -> AsyncIt
         stack.push_async_callback(lane.release)
         await lane.connect("127.0.0.1", source.port, token, CONNECT_TIMEOUT_MS)
         prepare_ms = (time.perf_counter() - start) * 1000
-        yield LanePair(StagedPath([lane], Gate(None, BATCH_BYTES)), nbytes, prepare_ms)
+        gate = Gate(None, BATCH_BYTES)
+        gate.pace.warm(WARM_BYTES_PER_S)
+        yield LanePair(StagedPath([lane], gate.join(MOVE_ID, "source")), nbytes, prepare_ms)

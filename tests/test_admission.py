@@ -1,0 +1,309 @@
+"""Admission: the conditions term by term, promises, rates; and that promises are kept on a modelled line."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worldmove.admission import Demand, Supply, judge, pause_of
+from worldmove.errors import ValidationError
+from worldmove.granting.pauses import Need, Pauses
+from worldmove.promises import Promises
+from worldmove.rates import LINE, MOST_NAMES, Rates, Window, path_name
+
+MB = 1_000_000
+
+
+def demand(**more: Any) -> Demand:
+    base: dict[str, Any] = {"state_bytes": 100 * MB, "live": True, "block_s": 0.1, "horizon_s": 0.25}
+    return Demand(**(base | {"deadline_s": 10.0, "dirty_rate": 10.0 * MB} | more))
+
+
+def supply(**more: Any) -> Supply:
+    base: dict[str, Any] = {"path": 125.0 * MB, "line": 200.0 * MB}
+    base |= {"source_digest": 2000.0 * MB, "destination_digest": 2000.0 * MB}
+    return Supply(**(base | {"open_s": 0.05, "commit_s": 0.004, "resume_s": 0.001} | more))
+
+
+def test_every_term_is_shown() -> None:
+    verdict = judge(demand(), supply(), share=50.0 * MB)
+    assert verdict.admissible
+    assert verdict.unmeasured == ()
+    delta = 10 * MB * (0.1 + 0.05) / (1 - 10 / 125)
+    pause_ms = 50 + delta / 125e3 + 50 + 5
+    assert verdict.required["delta_bytes"] == pytest.approx(delta)
+    assert verdict.required["pause_ms"] == pytest.approx(pause_ms)
+    assert verdict.available["pause_ms"] == 250
+    total_s = 0.05 + 0.105 + (100 * MB + delta) / (40 * MB)
+    assert verdict.required["total_ms"] == pytest.approx(total_s * 1000)
+    assert verdict.available["bytes_per_s"] == 50 * MB
+    assert verdict.required["bytes_per_s"] < 50 * MB
+    assert verdict.available["share_bytes_per_s"] == 50 * MB
+    assert verdict.reserved_bytes == pytest.approx(100 * MB + delta + 100 * MB)
+
+
+REFUSED = [
+    ("converges", demand(dirty_rate=200.0 * MB), supply()),
+    ("pause", demand(horizon_s=0.1), supply()),
+    ("pause", demand(live=False), supply()),
+    ("pause", demand(), supply(commit_s=0.2)),
+    ("pause", demand(), supply(source_digest=100.0 * MB)),
+    ("deadline", demand(deadline_s=0.8), supply()),
+    ("deadline", demand(deadline_s=1.0), supply(open_s=0.9)),
+    ("pause", demand(), supply(egress=12.0 * MB)),
+]
+
+
+@pytest.mark.parametrize(("condition", "asked", "there"), REFUSED)
+def test_a_move_that_could_not_even_alone_says_why(condition: str, asked: Demand, there: Supply) -> None:
+    verdict = judge(asked, there, share=60.0 * MB)
+    assert (verdict.admissible, verdict.code, verdict.condition) == (False, "inadmissible", condition)
+    assert verdict.retry_after_s is None
+    assert verdict.reason is not None
+    assert "_ms is" in verdict.reason
+
+
+def test_a_full_gate_says_when_there_will_be_room() -> None:
+    verdict = judge(demand(), supply(), share=15.0 * MB)
+    assert (verdict.code, verdict.condition) == ("gate-full", "deadline")
+    short = verdict.required["bytes_per_s"] - 15 * MB
+    assert verdict.retry_after_s == pytest.approx(short * 10 / (125 * MB))
+    assert judge(demand(), supply(), share=15.0 * MB + short + 1).admissible
+
+
+def test_what_is_not_known_does_not_refuse_and_is_named() -> None:
+    verdict = judge(demand(dirty_rate=None), Supply(line=125.0 * MB))
+    assert verdict.admissible
+    assert verdict.provisional
+    assert set(verdict.unmeasured) == {"path", "source_digest", "destination_digest", "dirty_rate"}
+    assert not judge(demand(dirty_rate=None, horizon_s=10.0), supply()).provisional
+    assert not judge(demand(dirty_rate=None, horizon_s=0.01), supply()).admissible
+
+
+def test_a_world_that_dirties_too_fast_may_be_stopped_for_all_of_its_state() -> None:
+    verdict = judge(demand(dirty_rate=500.0 * MB, horizon_s=2.0), supply())
+    assert verdict.admissible
+    assert verdict.required["delta_bytes"] == 100 * MB
+    assert verdict.reserved_bytes == 200 * MB
+
+
+def test_a_pause_of_what_is_really_left() -> None:
+    assert pause_of(demand(), supply(), 5.0 * MB).send_s == pytest.approx(0.04)
+
+
+rates = st.floats(1e6, 1e10)
+seconds = st.floats(0.001, 100)
+demands = st.builds(
+    Demand,
+    state_bytes=st.integers(1, 1 << 34),
+    live=st.booleans(),
+    block_s=st.floats(0.01, 2),
+    horizon_s=st.floats(0.01, 10),
+    deadline_s=seconds,
+    dirty_rate=st.none() | st.floats(0, 1e10),
+)
+supplies = st.builds(
+    Supply,
+    path=st.none() | rates,
+    line=rates,
+    egress=st.none() | rates,
+    source_digest=st.none() | rates,
+    destination_digest=st.none() | rates,
+    open_s=st.floats(0, 1),
+    commit_s=st.floats(0, 0.1),
+    resume_s=st.floats(0, 0.1),
+    blocked_s=st.floats(0, 0.1),
+)
+
+
+@given(asked=demands, there=supplies, share=rates)
+def test_a_verdict_holds_what_it_says(asked: Demand, there: Supply, share: float) -> None:
+    verdict = judge(asked, there, share)
+    if verdict.admissible:
+        assert verdict.pause.total_s <= asked.horizon_s
+        assert verdict.required["total_ms"] <= asked.deadline_s * 1000 * (1 + 1e-9)
+        assert verdict.reserved_bytes <= share * asked.deadline_s * (1 + 1e-9)
+        assert verdict.required["bytes_per_s"] <= verdict.available["bytes_per_s"] * (1 + 1e-9)
+        assert judge(asked, there, 2 * share).admissible, "more room refuses nobody"
+    else:
+        assert verdict.reason
+        assert verdict.condition
+        assert (verdict.retry_after_s is not None) == (verdict.code == "gate-full")
+
+
+def test_promises_leave_a_share() -> None:
+    promises = Promises()
+    assert promises.share(100.0, 10.0, 0.0) == 100.0
+    first = demand(live=False, horizon_s=5.0, state_bytes=100, deadline_s=10.0)
+    there = Supply(line=100.0)
+    assert promises.admit("a", first, there, 0.0).admissible
+    assert promises.share(100.0, 10.0, 0.0) == pytest.approx(90.0)
+    assert promises.share(100.0, 1.0, 0.0) == 0.0, (
+        "its whole state may go while its world stands, before mine"
+    )
+    assert promises.reserved(0.0) == pytest.approx(10.0)
+    promises.landed("a", 60)
+    assert promises.share(100.0, 10.0, 0.0) == pytest.approx(96.0)
+    promises.owes("a", 10)
+    assert promises.share(100.0, 10.0, 0.0) == pytest.approx(99.0)
+    promises.drop("a")
+    promises.drop("a")
+    promises.landed("a", 1)
+    assert (len(promises), promises.share(100.0, 10.0, 10.0)) == (0, 0.0)
+
+
+class _Job:
+    def __init__(self, name: str, left: float, deadline: float) -> None:
+        self.name, self.left, self.deadline = name, left, deadline
+
+
+@given(
+    line=st.floats(10, 1000),
+    arrivals=st.lists(
+        st.tuples(st.floats(0, 3), st.integers(1, 3000), st.floats(0.5, 20), st.floats(0, 0.5)), max_size=40
+    ),
+)
+def test_every_promise_is_kept_on_a_line_that_serves_by_deadline(
+    line: float, arrivals: list[tuple[float, int, float, float]]
+) -> None:
+    """Fluid model: whoever has the earliest deadline gets the line, and dirties all along."""
+    promises, jobs, now = Promises(), [], 0.0
+    there = Supply(line=line)
+
+    def serve(until: float) -> None:
+        nonlocal now
+        while jobs and now < until - 1e-12:
+            job = min(jobs, key=lambda one: one.deadline)
+            part = min(job.left / line, until - now)
+            job.left -= part * line
+            promises.landed(job.name, int(part * line))
+            now += part
+            if job.left <= 1e-6:
+                assert now <= job.deadline + 1e-6
+                jobs.remove(job)
+                promises.drop(job.name)
+        now = max(now, until)
+
+    for number, (gap, size, deadline_s, dirty) in enumerate(arrivals):
+        serve(now + gap)
+        asked = demand(state_bytes=size, deadline_s=deadline_s, horizon_s=1e6, dirty_rate=dirty * line)
+        verdict = promises.admit(f"m{number}", asked, there, now)
+        if verdict.admissible:
+            jobs.append(_Job(f"m{number}", verdict.reserved_bytes, now + deadline_s))
+    serve(1e9)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.floats(0, 0.3),
+            st.floats(0.001, 0.3),
+            st.floats(0, 0.1),
+            st.floats(0.05, 1.0),
+            st.floats(0, 0.5),
+        ),
+        max_size=30,
+    )
+)
+def test_every_world_that_may_stop_goes_on_in_time(
+    steps: list[tuple[float, float, float, float, float]],
+) -> None:
+    """The receiver works for whoever has to go on first; each world stops some time after it may."""
+    pauses, now = Pauses(), 0.0
+    needs: dict[str, Need] = {}
+    stops_at: dict[str, float] = {}
+    left: dict[str, float] = {}
+    until: dict[str, float] = {}
+    delays: dict[str, float] = {}
+
+    def admit() -> None:
+        for name in pauses.due(now):
+            stops_at[name] = now + delays[name]
+
+    def run(end: float) -> None:
+        nonlocal now
+        while now < end:
+            admit()
+            for name in [one for one, at in stops_at.items() if at <= now + 1e-12]:
+                del stops_at[name]
+                until[name], left[name] = now + needs[name].horizon_s, needs[name].work_s
+                pauses.stands(name, until[name])
+            step = min([end, *stops_at.values()]) - now
+            if left:
+                name = min(left, key=lambda one: until[one] - needs[one].apart_s)
+                step = min(step, left[name])
+                left[name] -= step
+                now += step
+                if left[name] <= 1e-9:
+                    assert now + needs[name].apart_s <= until[name] + 1e-6
+                    del left[name]
+                    pauses.leave(name)
+            elif step <= 0 or not (stops_at or pauses.waiting):
+                now = end
+            else:
+                now += step
+
+    for number, (gap, work, apart, horizon, delay) in enumerate(steps):
+        if work + apart <= horizon:
+            name = f"m{number}"
+            needs[name] = Need(work, apart, horizon, now + 10)
+            delays[name] = delay
+            pauses.want(name, needs[name])
+        run(now + gap)
+    run(now + 1000)
+    assert not pauses.waiting
+    assert not left
+
+
+def test_nobody_overtakes_in_the_pauses() -> None:
+    pauses = Pauses()
+    pauses.want("long", Need(0.2, 0.0, 0.25, deadline=5.0))
+    assert pauses.due(0.0) == ["long"]
+    pauses.want("late", Need(0.01, 0.0, 0.25, deadline=9.0))
+    pauses.want("early", Need(0.2, 0.0, 0.25, deadline=7.0))
+    assert pauses.due(0.0) == [], "the small one waits behind the earlier one"
+    assert (pauses.may("long"), pauses.may("early"), pauses.waiting) == (True, False, 2)
+    pauses.leave("long")
+    assert pauses.due(0.0) == ["early", "late"]
+
+
+def test_quantiles_are_on_the_safe_side() -> None:
+    window = Window(span_s=10.0, most=20)
+    assert window.quantile(0.1, 0.0) is None
+    for value in range(1, 21):
+        window.note(float(value), now=value / 10)
+    assert (window.quantile(0.1, 2.0), window.quantile(0.95, 2.0)) == (3.0, 19.0)
+    window.note(100.0, 2.0)
+    assert window.quantile(1.0, 2.0) == 100.0
+    assert window.quantile(0.0, 2.0) == 2.0
+    assert window.quantile(0.5, 13.0) is None
+    with pytest.raises(ValidationError):
+        window.note(math.nan, 0.0)
+
+
+@given(values=st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=64), share=st.floats(0, 1))
+def test_a_quantile_is_a_sample(values: list[float], share: float) -> None:
+    window = Window()
+    for value in values:
+        window.note(value, 0.0)
+    found = window.quantile(share, 0.0)
+    assert found in values
+    assert sum(value < found for value in values) <= share * len(values)
+
+
+def test_rates_by_name_are_bounded() -> None:
+    measured = Rates()
+    measured.note_bytes(LINE, 100, 2.0, now=0.0)
+    measured.note_bytes(LINE, 0, 2.0, now=0.0)
+    assert (measured.rate(LINE, 1.0), measured.last(LINE)) == (50.0, 50.0)
+    assert (measured.tail("commit", 1.0), measured.rate("x", 1.0), measured.last("x")) == (None, None, None)
+    measured.note("commit", 0.1, 0.0)
+    assert measured.tail("commit", 1.0) == 0.1
+    for number in range(MOST_NAMES + 5):
+        measured.note(path_name("staged", f"n{number}"), 1.0, 0.0)
+    assert len(measured.names) == MOST_NAMES
+    assert LINE not in measured.names

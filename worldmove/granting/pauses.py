@@ -1,0 +1,84 @@
+"""Which worlds may stand still at the same time, so that each goes on within its horizon; pure.
+
+All of them need the receiver, one after the other: its line for what is left of their state, its executors to
+read it back. A world may stop when, served in the order in which they have to go on, all that stand or may
+stop at any moment are done in time: for every slack, the work of those with at most that slack fits into it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Need(NamedTuple):
+    """What one pause takes, in seconds.
+
+    Attributes:
+        work_s: of the receiver.
+        apart_s: elsewhere: of the source, the ledger, the standby.
+        horizon_s: how long the world may stand.
+        deadline: when the whole move has to be done, in seconds of the caller's clock.
+    """
+
+    work_s: float
+    apart_s: float
+    horizon_s: float
+    deadline: float
+
+
+class Pauses:
+    """Moves that want to stop their world, and those that may."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Need] = {}
+        self._may: dict[str, Need] = {}
+        self._until: dict[str, float] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Moves that may not stop their world yet."""
+        return len(self._waiting)
+
+    def want(self, name: str, need: Need) -> None:
+        """The move has copied what it could, and wants to stop its world."""
+        if name not in self._may:
+            self._waiting[name] = need
+
+    def may(self, name: str) -> bool:
+        """Whether it may."""
+        return name in self._may
+
+    def stands(self, name: str, until: float) -> None:
+        """The world has stopped, and must go on at `until`."""
+        if name in self._may:
+            self._until[name] = until
+
+    def leave(self, name: str) -> None:
+        """The world runs (here or there), or the move copies once more."""
+        self._waiting.pop(name, None)
+        self._may.pop(name, None)
+        self._until.pop(name, None)
+
+    def due(self, now: float) -> list[str]:
+        """Who may stop its world from now on; by deadline, and nobody overtakes."""
+        found = []
+        for name in sorted(self._waiting, key=lambda one: self._waiting[one].deadline):
+            need = self._waiting[name]
+            if self._may and not self._fits(need, now):
+                break
+            del self._waiting[name]
+            self._may[name] = need
+            found.append(name)
+        return found
+
+    def _fits(self, one: Need, now: float) -> bool:
+        pairs = [(one.horizon_s - one.apart_s, one.work_s)]
+        for name, need in self._may.items():
+            left = self._until[name] - now if name in self._until else need.horizon_s
+            pairs.append((left - need.apart_s, need.work_s))
+        work = 0.0
+        for slack, part in sorted(pairs):
+            work += part
+            if work > slack:
+                return False
+        return True

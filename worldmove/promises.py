@@ -1,0 +1,107 @@
+"""What a receiver has promised to the moves that it took on: bytes of its line until their deadlines; pure.
+
+The line serves whoever has to be done first (`granting.policy`). So all promises are kept when, for every
+deadline, what is owed until then fits into what the line brings until then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from math import inf
+
+import msgspec
+
+from worldmove.admission import Demand, Supply, Verdict, judge
+
+
+class Promise(msgspec.Struct, kw_only=True):
+    """One admitted move: bytes that it may still have to send until `deadline` (seconds, the caller's clock).
+
+    `pause_bytes` of them are sent while its world stands, ahead of moves with an earlier deadline.
+    """
+
+    name: str
+    deadline: float
+    left: float
+    pause_bytes: float
+
+
+class Promises:
+    """All promises of one receiver's line."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Promise] = {}
+        self._order: list[Promise] = []
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def judge(self, demand: Demand, supply: Supply, now: float) -> Verdict:
+        """The verdict on a move that is asked for at `now`; promises nothing."""
+        share = inf if supply.line is None else self.share(supply.line, now + demand.deadline_s, now)
+        return judge(demand, supply, share)
+
+    def admit(self, name: str, demand: Demand, supply: Supply, now: float) -> Verdict:
+        """As `judge`; an admissible move gets its promise."""
+        verdict = self.judge(demand, supply, now)
+        if verdict.admissible:
+            self.keep(
+                Promise(
+                    name=name,
+                    deadline=now + demand.deadline_s,
+                    left=verdict.reserved_bytes,
+                    pause_bytes=verdict.pause.delta_bytes,
+                )
+            )
+        return verdict
+
+    def keep(self, promise: Promise) -> None:
+        """Takes a promise into the books, in place of one by the same name."""
+        self.drop(promise.name)
+        self._by_name[promise.name] = promise
+        insort(self._order, promise, key=lambda one: one.deadline)
+
+    def landed(self, name: str, nbytes: int) -> None:
+        """Some of what was promised has come."""
+        promise = self._by_name.get(name)
+        if promise is not None:
+            promise.left = max(promise.left - nbytes, 0.0)
+            promise.pause_bytes = min(promise.pause_bytes, promise.left)
+
+    def owes(self, name: str, nbytes: float) -> None:
+        """The move knows better now: at most `nbytes` are still to come."""
+        promise = self._by_name.get(name)
+        if promise is not None:
+            promise.left = nbytes
+            promise.pause_bytes = min(promise.pause_bytes, nbytes)
+
+    def drop(self, name: str) -> None:
+        """The move is over, however it ended."""
+        promise = self._by_name.pop(name, None)
+        if promise is not None:
+            self._order.remove(promise)
+
+    def share(self, line: float, deadline: float, now: float) -> float:
+        """Bytes per second, on average until `deadline`, that are promised to nobody.
+
+        Args:
+            line: what the receiver takes in, bytes per second.
+            deadline: of the one who asks.
+            now: on the same clock.
+        """
+        span = deadline - now
+        if span <= 0:
+            return 0.0
+        at = bisect_right(self._order, deadline, key=lambda one: one.deadline)
+        owed = sum(one.left for one in self._order[:at])
+        ahead = sum(one.pause_bytes for one in self._order[at:])
+        free = line * span - owed - ahead
+        for one in self._order[at:]:
+            owed += one.left
+            ahead -= one.pause_bytes
+            free = min(free, line * (one.deadline - now) - owed - ahead)
+        return max(free, 0.0) / span
+
+    def reserved(self, now: float) -> float:
+        """Bytes per second that the promises need until their deadlines, added up."""
+        return sum(one.left / (one.deadline - now) for one in self._order if one.deadline > now)

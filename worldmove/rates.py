@@ -1,0 +1,111 @@
+"""What was measured lately: moving windows of rates and times, read with a safety quantile; pure.
+
+A rate counts as what it was at least in nine of ten samples, a time as what it took at most in nineteen of
+twenty. What nobody has measured within the window is not known: then it is probed, not guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+
+from worldmove.errors import ValidationError
+
+SPAN_S = 600.0
+MOST_SAMPLES = 64
+MOST_NAMES = 256
+LOW = 0.1
+HIGH = 0.95
+LINE = "line"
+SOURCE_DIGEST = "digest-source"
+DESTINATION_DIGEST = "digest-destination"
+COMMIT = "commit"
+RESUME = "resume"
+OPEN = "open"
+SETTLE = "settle"
+
+
+def path_name(path: str, peer: str) -> str:
+    """The name of the rate at which one peer's bytes come by a path."""
+    return f"path-{path}/{peer}"
+
+
+class Window:
+    """The latest samples of one quantity: those of `span_s` seconds, `most` of them."""
+
+    def __init__(self, span_s: float = SPAN_S, most: int = MOST_SAMPLES) -> None:
+        self._span = span_s
+        self._samples: deque[tuple[float, float]] = deque(maxlen=most)
+
+    def note(self, value: float, now: float) -> None:
+        """Adds a sample.
+
+        Raises:
+            ValidationError: it is no finite number above 0.
+        """
+        if not (math.isfinite(value) and value > 0):
+            raise ValidationError(f"a sample is {value}; a finite number above 0 is allowed", field="sample")
+        self._samples.append((now, value))
+
+    def quantile(self, share: float, now: float) -> float | None:
+        """The sample below which `share` (0 to 1) of the others lie, rounded to the safe side for small ones.
+
+        `None` where there is no sample. The rank is `floor(share * count)` below one half, else
+        `ceil(share * count) - 1`.
+        """
+        while self._samples and now - self._samples[0][0] > self._span:
+            self._samples.popleft()
+        if not self._samples:
+            return None
+        ordered = sorted(value for _, value in self._samples)
+        count = len(ordered)
+        rank = math.floor(share * count) if share < 0.5 else math.ceil(share * count) - 1
+        return ordered[min(max(rank, 0), count - 1)]
+
+    @property
+    def last(self) -> float | None:
+        """The latest sample."""
+        return self._samples[-1][1] if self._samples else None
+
+
+class Rates:
+    """Windows by name; the name that was used longest ago goes when there are more than `MOST_NAMES`."""
+
+    def __init__(self, span_s: float = SPAN_S) -> None:
+        self._span = span_s
+        self._windows: OrderedDict[str, Window] = OrderedDict()
+
+    def note(self, name: str, value: float, now: float) -> None:
+        """Adds a rate in bytes per second, or a time in seconds; raises as `Window.note`."""
+        window = self._windows.get(name)
+        if window is None:
+            window = self._windows[name] = Window(self._span)
+        self._windows.move_to_end(name)
+        window.note(value, now)
+        while len(self._windows) > MOST_NAMES:
+            self._windows.popitem(last=False)
+
+    def note_bytes(self, name: str, nbytes: int, seconds: float, now: float) -> None:
+        """Adds the rate at which `nbytes` went in `seconds`; none where either is 0."""
+        if nbytes > 0 and seconds > 0:
+            self.note(name, nbytes / seconds, now)
+
+    def rate(self, name: str, now: float) -> float | None:
+        """Bytes per second that can be counted on."""
+        window = self._windows.get(name)
+        return window.quantile(LOW, now) if window is not None else None
+
+    def tail(self, name: str, now: float) -> float | None:
+        """Seconds that it takes at most, as far as was seen."""
+        window = self._windows.get(name)
+        return window.quantile(HIGH, now) if window is not None else None
+
+    def last(self, name: str) -> float | None:
+        """The latest sample, whenever it was."""
+        window = self._windows.get(name)
+        return window.last if window is not None else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What was measured at all."""
+        return tuple(self._windows)
