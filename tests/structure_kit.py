@@ -46,6 +46,7 @@ ORDER = (
     "hosting",
     "descriptors",
     "reading",
+    "arming",
     "rings",
     "staging",
     "offering",

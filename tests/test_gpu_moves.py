@@ -15,6 +15,7 @@ from worldmove.bench.moves import shuttle
 from worldmove.bench.nodes import RunningNode, running_nodes
 from worldmove.client import AsyncClient
 from worldmove.errors import ManifestError, NoMemoryError
+from worldmove.faults.door import order
 from worldmove.manifest import Manifest, Region
 from worldmove.views import MigrationRequest, SessionSpec
 
@@ -22,6 +23,11 @@ FAKE = Path(__file__).with_name("fake_gpu")
 ROOT = FAKE.parent.parent
 GPUS = [f"GPU-{byte * 4}-{byte * 2}-{byte * 2}-{byte * 2}-{byte * 6}" for byte in ("01", "02")]
 SHAPES = {"odd": ("5", "1,3,44444"), "small": ("40", "5120")}
+
+
+def run_dir(node: RunningNode) -> Path:
+    words = Path(f"/proc/{node.pid}/cmdline").read_bytes().decode().split("\0")
+    return Path(words[words.index("--run-dir") + 1])
 
 
 @pytest.fixture
@@ -52,6 +58,24 @@ async def test_a_session_goes_from_gpu_to_gpu_and_back(nodes: list[RunningNode],
         async with AsyncClient(nodes[0].url) as client:
             digest = await client.digest("bench")
             assert digest.root
+
+
+@pytest.mark.parametrize("fault", ["destination.prepared.executor-kill", "source.pausing.executor-kill"])
+async def test_an_executor_that_dies_while_it_waits_for_the_stop_costs_no_move(
+    imagined: None, tmp_path: Path, fault: str
+) -> None:
+    """Its work was armed: another executor does it, when the node says so."""
+    each = {name: ["--gpus", gpu, "--faults", "arm"] for name, gpu in zip("AB", GPUS, strict=True)}
+    options = ["--path", "local", "--executors", "1"]
+    async with (
+        running_nodes(["A", "B"], options, each, tmp_path) as nodes,
+        shuttle(nodes, 0, programs("small")) as way,
+    ):
+        for number in range(2):
+            side = number if fault.startswith("source") else 1 - number
+            await order(run_dir(nodes[side]), arm=fault)
+            receipt = (await way.move("local")).receipt
+            assert (receipt.state, receipt.repair_bytes) == ("released", 0)
 
 
 async def test_a_node_shows_its_gpus(nodes: list[RunningNode]) -> None:

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from test_gpu_moves import FAKE, GPUS, ROOT, programs
+from test_gpu_moves import FAKE, GPUS, ROOT, programs, run_dir
 
 from worldmove.bench.moves import Shuttle, shuttle
-from worldmove.bench.nodes import RunningNode, running_nodes
+from worldmove.bench.nodes import running_nodes
 from worldmove.errors import MoveAbortedError, NoWorkerError
 from worldmove.faults.door import order
 from worldmove.views import Receipt
@@ -41,11 +41,6 @@ async def test_a_session_goes_from_gpu_to_gpu_over_rings(imagined: None, tmp_pat
             assert (receipt.path, receipt.lanes, receipt.destination) == ("staged", 2, "BA"[number % 2])
             assert receipt.sent_bytes >= receipt.state_bytes
             assert len(receipt.damaged) == (1 if faulty else 0)
-
-
-def run_dir(node: RunningNode) -> Path:
-    words = Path(f"/proc/{node.pid}/cmdline").read_bytes().decode().split("\0")
-    return Path(words[words.index("--run-dir") + 1])
 
 
 async def moved(way: Shuttle) -> Receipt:

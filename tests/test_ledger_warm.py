@@ -1,13 +1,16 @@
-"""Having a record at hand before it is swapped: it changes nothing, and never fails."""
+"""What is made ready before a commit: the record at hand, and room in the log."""
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 from ledger_kit import node_info, session
 
+from worldmove.ledger import open_ledger
 from worldmove.ledger.records import Claim
 from worldmove.ledger.sqlite import SqliteLedger
+from worldmove.ledger.sqlite_file import LOG_FRAMES
 
 
 async def test_warming_changes_nothing_and_never_fails(tmp_path: Path) -> None:
@@ -21,3 +24,23 @@ async def test_warming_changes_nothing_and_never_fails(tmp_path: Path) -> None:
     assert await ledger.get("world") == record
     await ledger.close()
     await ledger.warm("world")
+
+
+async def test_commits_find_room_in_the_log_and_do_not_extend_it(tmp_path: Path) -> None:
+    """A sync of a file that has grown takes twice as long; the file of the ledger itself stays small."""
+    path, log = tmp_path / "ledger.db", tmp_path / "ledger.db-wal"
+    ledgers = [await open_ledger(f"sqlite:///{path}") for _ in range(2)]
+    room = log.stat().st_size
+    assert room >= LOG_FRAMES * 4096
+    for number, ledger in enumerate(ledgers):
+        await ledger.claim(node_info(f"n{number}"))
+        for _ in range(50):
+            await ledger.renew()
+    assert log.stat().st_size == room
+    assert path.stat().st_size < 100_000
+    with sqlite3.connect(path) as looking:
+        tables = {name for (name,) in looking.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert "room" not in tables
+    looking.close()
+    for ledger in ledgers:
+        await ledger.close()

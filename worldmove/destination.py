@@ -174,7 +174,7 @@ class DestinationMove(Driver):
         self._path = await (opening.local(self._reader) if near else opening.staged(self._reader))
         self._path.lost.add_done_callback(self._on_path_lost)
         self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed)
-        await self._inbound.open()
+        await self._inbound.open(arm=not self.hello.live)
         self.post(p.PathReady())
 
     def _on_path_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
@@ -183,7 +183,8 @@ class DestinationMove(Driver):
 
     def _on_landed(self, nbytes: int) -> None:
         self.landed += nbytes
-        if self.landed - self._told >= max(PROGRESS_BYTES, self.hello.manifest.nbytes // 50):
+        told = self.machine.state is not State.PREPARED  # the source knows that its world stands
+        if told and self.landed - self._told >= max(PROGRESS_BYTES, self.hello.manifest.nbytes // 50):
             self._told = self.landed
             self.send(m.Progress(bytes=self.landed))
 
@@ -215,6 +216,7 @@ class DestinationMove(Driver):
 
     async def _verify(self, action: p.Verify) -> None:
         inbound = self._receiving()
+        await inbound.confirm(action.sealed.block)
         damaged = inbound.damaged()
         if damaged.size:
             self.log.warning("damaged leaves", leaves=int(damaged.size), first=damaged[:8].tolist())

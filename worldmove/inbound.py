@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from worldmove import delta
+from worldmove.arming import Armed
 from worldmove.digest import LeafTable, Leaves
 from worldmove.errors import WorldMoveError
 from worldmove.manifest import DIGEST_BYTES, LeafMap, Span
@@ -87,13 +88,19 @@ class Inbound:
         self._again: LeafTable
         self._theirs: LeafTable
         self._everything: Plan | None = None
+        self._armed: Armed | None = None
+        self._fresh = False
         self._hashing: asyncio.Task[None] | None = None
         self._digests: list[bytes] | None = None
         self._foreseen: tuple[World, str] | None = None
         self._equal = False
 
-    async def open(self) -> None:
-        """Makes the tables: what lies here, what was read again in the pause, and the source's."""
+    async def open(self, *, arm: bool = False) -> None:
+        """Makes the tables: what lies here, what was read again in the pause, and the source's.
+
+        Args:
+            arm: has everything begin to come as soon as the world stands, if its devices can see that.
+        """
         self._own = await self._reader.table()
         self._again = await self._reader.table()
         self._theirs = await self._reader.table()
@@ -103,16 +110,23 @@ class Inbound:
             batches = delta.batches(leaf_map.whole(), leaf_map, self._path.batch_bytes)
             self._everything = self._landing.plan(batches, self._own)
             await self._reader.prepare(self._everything)
+            if arm and self._landing.sign is not None:
+                plan, self._everything = self._everything, None
+                self._armed = self._landing.arm(plan, self._landing.sign, self._note_landed)
 
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
         self._count = RoundCount(number, final=final, started=time.monotonic())
         self._digests = None
         self._foreseen = None
-        self._equal = False
+        self._equal = self._fresh = False
         self._asked[:] = False
         self._proven[:] = False
         self._theirs.forget()
+        if self._armed is not None:
+            self._armed.go()
+            self._ask_all()
+            return
         if final:
             kept = self._reader.memory.leaf_map.runs(np.flatnonzero(self._own.known))
             self._tasks.spawn(self._reader.read(self._again, kept, urgent=True))
@@ -131,6 +145,8 @@ class Inbound:
         count = len(part.digests) // DIGEST_BYTES
         self._proven[part.first : part.first + count] = False
         if self._asked[part.first : part.first + count].all():
+            if self._fresh:
+                self._prove(part.first, count)
             return
         unequal = self._own.differing(self._theirs, part.first, count)
         self._ask(unequal[~self._asked[unequal]])
@@ -149,6 +165,24 @@ class Inbound:
             self._own.rows[kept] = self._again.rows[kept]
             self._proven[kept] = False
         return self._count
+
+    @property
+    def arrived(self) -> bool:
+        """Whether all that was armed has come."""
+        return self._armed is None or bool(self._own.known.all())
+
+    async def confirm(self, block: int) -> None:
+        """Brings everything again if it had begun to come before the world stood at `block`.
+
+        A world may stand for somebody else, at an earlier block, and go on.
+        """
+        armed, self._armed = self._armed, None
+        if armed is None or await armed.stood_at(block):
+            return
+        self._own.forget()
+        self._proven[:] = False
+        self._ask_all()
+        await self._tasks.join()
 
     def damaged(self) -> Leaves:
         """Leaves whose bytes here differ from the source's table."""
@@ -230,13 +264,16 @@ class Inbound:
         self._tasks.spawn(self._bring(spans))
 
     def _ask_all(self) -> None:
-        """As `_ask`, without a list of every leaf: nothing is known yet."""
+        """As `_ask`, without a list of every leaf: nothing is known but what comes in this round."""
         leaf_map = self._reader.memory.leaf_map
+        self._fresh = True
         self._asked[:] = True
         self._count.leaves += leaf_map.count
         self._count.bytes += self._reader.memory.manifest.nbytes
         plan, self._everything = self._everything, None
-        if self._landing is None or plan is None:
+        if self._armed is not None:
+            self._tasks.spawn(self._arrived(self._armed))
+        elif self._landing is None or plan is None:
             self._tasks.spawn(self._bring(leaf_map.whole()))
         else:
             self._tasks.spawn(self._landing.land_planned(plan, self._note_landed, urgent=self._count.final))
@@ -244,8 +281,15 @@ class Inbound:
     def _note_landed(self, first: int, count: int) -> None:
         leaf_map = self._reader.memory.leaf_map
         self._on_landed(bytes_before(leaf_map, first + count) - bytes_before(leaf_map, first))
-        if self._own.differing(self._theirs, first, count).size == 0:
-            self._proven[first : first + count] = True
+        self._prove(first, count)
+
+    def _prove(self, first: int, count: int) -> None:
+        """Leaves that were read back in this round are compared with what the source says of them."""
+        self._proven[first : first + count] = self._own.differing(self._theirs, first, count).size == 0
+
+    async def _arrived(self, armed: Armed) -> None:
+        await armed.ended()
+        self._count.started = min(self._count.started, armed.began or self._count.started)
 
     async def _bring(self, spans: Sequence[Span]) -> None:
         for batch in delta.batches(spans, self._reader.memory.leaf_map, self._path.batch_bytes):

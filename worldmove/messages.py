@@ -105,7 +105,8 @@ class Begin(Message, frozen=True, kw_only=True):
 
     Either `lanes`, or (both nodes on one host) a Unix socket with a one-time token for descriptors, their
     sizes in bytes, the devices whose memory they are (all the host's, if left out), and where each region
-    lies in them.
+    lies in them. With `page` the last descriptor is the session's control page, to be looked at: the world
+    will be paused next, and whoever sees it stand may copy.
     """
 
     lanes: Annotated[tuple[LaneOffer, ...], Meta(max_length=MAX_LANES)] = ()
@@ -114,6 +115,12 @@ class Begin(Message, frozen=True, kw_only=True):
     extent_bytes: Annotated[tuple[Count, ...], Meta(max_length=MAX_REGIONS + MAX_RANKS)] = ()
     extent_devices: Annotated[tuple[Name, ...], Meta(max_length=MAX_REGIONS + MAX_RANKS)] = ()
     places: Annotated[tuple[Place, ...], Meta(max_length=MAX_REGIONS)] = ()
+    page: bool = False
+
+    @property
+    def descriptors(self) -> int:
+        """How many wait at the socket."""
+        return len(self.extent_bytes) + self.page
 
     def __repr__(self) -> str:
         return f"Begin(lanes={self.lanes}, socket={self.socket!r})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from worldmove import messages as m
+from worldmove.arming import Sign
 from worldmove.descriptors import fetch
 from worldmove.driver import Services
 from worldmove.errors import FramingError
@@ -41,14 +42,25 @@ class Opening:
         begin = self._begin
         if begin.socket is None or begin.token is None:
             raise FramingError("begin names no socket for descriptors, the local path needs one")
-        fds = await fetch(begin.socket, begin.token, len(begin.extent_bytes), self._timeout_ms)
+        fds = await fetch(begin.socket, begin.token, begin.descriptors, self._timeout_ms)
         try:
-            holding = foreign_memory(self._hello.manifest, begin, fds)
+            holding = foreign_memory(self._hello.manifest, begin, fds[: len(begin.extent_bytes)])
             source = Reader(holding, self._services.executors, self._hello.seed)
             await source.open(writable=False, towards=target.memory)
+            try:
+                sign = await self._sign(target, fds[-1]) if begin.page else None
+            except BaseException:
+                await source.close()
+                raise
         finally:
             close_all(fds)
-        return LocalPath(source, target)
+        return LocalPath(source, target, sign)
+
+    async def _sign(self, target: Reader, page: int) -> Sign | None:
+        """Shows the source's page to the devices of `target`, if all of them can look."""
+        devices = {extent.device for extent in target.memory.extents}
+        pools = [self._services.executors.of(device) for device in sorted(devices)]
+        return await Sign.open(page, pools) if all(pool.arms for pool in pools) else None
 
     async def staged(self, target: Reader) -> Path:
         """Leases lanes into `target`'s memory and connects them to the source's.

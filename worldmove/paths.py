@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from worldmove import messages as m
+from worldmove.arming import Armed, Sign
 from worldmove.digest import LeafTable
 from worldmove.errors import DeadlineError, FramingError, WorldMoveError
 from worldmove.gate import Pass
@@ -123,15 +124,18 @@ class LocalPath:
 
     Attributes:
         reads: whether it can read back what it brings in the same go, by `land`: between GPUs.
+        sign: whereby the target's devices see that the source's world stands, if they can.
     """
 
     name = "local"
 
-    def __init__(self, source: Reader, target: Reader) -> None:
+    def __init__(self, source: Reader, target: Reader, sign: Sign | None = None) -> None:
         on_gpus = any(extent.device != "host" for extent in target.memory.extents)
         self.reads = all(extent.device != "host" for extent in target.memory.extents)
         self.batch_bytes = GPU_BATCH_BYTES if on_gpus else BATCH_BYTES
         self.width = GPU_WIDTH if on_gpus else WIDTH
+        self.sign = sign
+        self._armed: Armed | None = None
         self._source = source
         self._target = target
         self._under_way = 0
@@ -159,6 +163,12 @@ class LocalPath:
         """Does what was planned, as far as the executors' queues reach all at once."""
         await self._shielded(self._target.perform, plan, urgent=urgent, on_read=on_read)
 
+    def arm(self, plan: Plan, sign: Sign, on_read: OnRead) -> Armed:
+        """Has what was planned begin when the world stands; once."""
+        self._armed = Armed(plan, sign)
+        self._armed.start(on_read)
+        return self._armed
+
     async def _shielded(
         self, work: Callable[..., Coroutine[Any, Any, None]], *what: object, **how: object
     ) -> None:
@@ -179,15 +189,24 @@ class LocalPath:
 
     async def release(self) -> None:
         """Unmaps the source's memory in the executors."""
-        await self._source.close()
+        await self._close()
 
     def abort(self) -> None:
         """Starts no further copy."""
         self._aborted = True
+        if self._armed is not None:
+            self._armed.drop()
 
     async def quiet(self) -> None:
         """Returns when the copies that were under way have ended, and the source's memory is unmapped."""
         await self._idle.wait()
+        await self._close()
+
+    async def _close(self) -> None:
+        if self._armed is not None:
+            await self._armed.close()
+        elif self.sign is not None:
+            await self.sign.close()
         await self._source.close()
 
 

@@ -41,6 +41,13 @@ class Plan:
     parts: list[tuple[ExecutorPool, list[Part]]]
     leaves: dict[int, list[tuple[int, int]]]
 
+    def note(self, done: list[Piece], on_read: OnRead | None) -> None:
+        """Part of it is done: its leaves are known."""
+        for first, count in self.leaves[id(done)]:
+            self.table.learn(first, count)
+            if on_read is not None:
+                on_read(first, count)
+
 
 HOST = "host"
 FILL_TRIES = 5
@@ -149,10 +156,7 @@ class Reader:
         """Does what was planned; arguments and errors as `read`."""
 
         def part(done: list[Piece]) -> None:
-            for first, count in plan.leaves[id(done)]:
-                plan.table.learn(first, count)
-                if on_read is not None:
-                    on_read(first, count)
+            plan.note(done, on_read)
 
         await each([pool.perform(parts, urgent=urgent, on_part=part) for pool, parts in plan.parts])
 

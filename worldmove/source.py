@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 from worldmove import messages as m
 from worldmove import protocol as p
+from worldmove.arming import Armed, Sign
 from worldmove.digest import LeafTable
 from worldmove.driver import Driver, PeerChannel, Perform, Services
 from worldmove.errors import LostRaceError, MoveAbortedError, PeerError, WorldMoveError
@@ -20,6 +22,7 @@ from worldmove.ledger import records
 from worldmove.ledger.records import MoveRef, SessionRecord
 from worldmove.machine import Role
 from worldmove.offering import Serving
+from worldmove.page.looking import open_to_look
 from worldmove.protocol import State
 from worldmove.reading import Plan, Reader
 from worldmove.receipts import Account
@@ -62,6 +65,7 @@ class SourceMove(Driver):
         self._lanes = Serving(services.lanes, services.rings, stage)
         self._table: LeafTable | None = None
         self._plan: Plan | None = None
+        self._armed: Armed | None = None
         self._pause: Pause | None = None
         self._quiet: asyncio.Future[None] | None = None
 
@@ -178,17 +182,29 @@ class SourceMove(Driver):
         memory = self._holding
         if action.path == "local":
             self._token = secrets.token_bytes(32)
-            self.services.door.offer(self._token, memory.fds)
+            page = await self._arm(self._plan)
+            self.services.door.offer(self._token, (*memory.fds, *page))
             begin = m.Begin(
                 socket=str(self.services.door.path),
                 token=self._token,
                 extent_bytes=tuple(extent.nbytes for extent in memory.extents),
                 extent_devices=tuple(extent.device for extent in memory.extents),
                 places=memory.places,
+                page=bool(page),
             )
         else:
             begin = m.Begin(lanes=await self._serve_lanes(action.lanes))
         self.post(p.PathOffered(begin=begin))
+
+    async def _arm(self, plan: Plan) -> tuple[int, ...]:
+        """Arms the reading of a world that will stand; the page that shows it, for the destination too."""
+        if self.hello.live or not self.slot.ranks.attended or not all(pool.arms for pool, _ in plan.parts):
+            return ()
+        page = open_to_look(self.slot.pages.fd)
+        self._pins.callback(os.close, page)
+        self._armed = Armed(plan, await Sign.open(page, [pool for pool, _ in plan.parts]))
+        self._plan = None
+        return (page,)
 
     async def _serve_lanes(self, count: int) -> tuple[m.LaneOffer, ...]:
         host = self.services.lanes.host or urlsplit(self.services.url).hostname or "127.0.0.1"
@@ -217,6 +233,12 @@ class SourceMove(Driver):
                 some = min(m.MAX_PART_LEAVES, first + count - start)
                 self.send(m.TablePart(number=action.number, first=start, digests=table.slice(start, some)))
 
+        if self._armed is not None and self._pause is not None:
+            self._armed.go()
+            if await self._armed.stood_at(self._pause.block):
+                send(0, table.count)
+                self.post(p.TableDone(number=action.number))
+                return
         plan, self._plan = self._plan, None
         if plan is None:
             plan = self._reader.plan_read(table, self._reader.all_spans())
@@ -233,6 +255,8 @@ class SourceMove(Driver):
         # The workers of a node that has just started again come back at their boundaries.
         await ranks.roll.back(self.services.settings.peer_timeout_ms / 1000)
         timeout = max(self.hello.deadline_ms - self.account.elapsed_ms, 0) / 1000
+        if self._armed is not None:
+            self._armed.start()
         self._pause = await ranks.pause(timeout, allow_unattended=self.hello.allow_unattended)
         self.account.paused(self._pause)
         self.post(p.WorldPaused(block=self._pause.block))
@@ -267,6 +291,8 @@ class SourceMove(Driver):
         await asyncio.shield(self._quiet)
 
     async def _ended_path(self) -> None:
+        if self._armed is not None:
+            self._armed.drop()
         await self._work.cancel()
         await self._lanes.end()
         await self._close_path()
@@ -276,6 +302,8 @@ class SourceMove(Driver):
             self.services.door.withdraw(self._token)
         for error in await self._lanes.release():
             self.log.info("lane ended instead of being released", error=str(error))
+        if self._armed is not None:
+            await self._armed.close()
         await self._reader.close()
 
     async def _await_adoption(self, _action: p.AwaitAdoption) -> None:

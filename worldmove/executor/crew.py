@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from worldmove.errors import ProcessLostError
+from worldmove.errors import ProcessLostError, ValidationError
 from worldmove.executor.kinds import Kind
 from worldmove.executor.messages import Attach, Detach, Done, Request
 from worldmove.executor.process import ExecutorProcess
+from worldmove.ipc import close_all
 from worldmove.memory.arena import free_arenas
 
 MAX_FAILURES = 5
@@ -20,12 +21,23 @@ EventSink = Callable[[str, Mapping[str, object]], None]
 
 
 class Memory(NamedTuple):
-    """Memory that every executor maps; `fd` belongs to the crew. `device`: it is a GPU's."""
+    """Memory that every executor maps; `fd` belongs to the crew. `device` and `watched` as for `Attach`."""
 
     fd: int
     nbytes: int
     writable: bool
     device: bool = False
+    watched: bool = False
+
+    def check(self, key: int, offset: int, length: int, *, writable: bool) -> None:
+        """Raises ValidationError where bytes lie outside (`key` names the memory), or can't be written."""
+        if offset < 0 or length < 0 or offset + length > self.nbytes:
+            raise ValidationError(
+                f"bytes {offset} to {offset + length} lie outside memory {key} of {self.nbytes}",
+                field="offset",
+            )
+        if writable and not self.writable:
+            raise ValidationError(f"memory {key} is read-only", field="key")
 
 
 class Crew:
@@ -199,7 +211,20 @@ class Crew:
 
 
 def _attach(key: int, memory: Memory) -> Callable[[int], Request]:
-    return partial(Attach, key=key, nbytes=memory.nbytes, writable=memory.writable, device=memory.device)
+    return partial(
+        Attach,
+        key=key,
+        nbytes=memory.nbytes,
+        writable=memory.writable,
+        device=memory.device,
+        watched=memory.watched,
+    )
+
+
+def disown(answer: asyncio.Future[Done]) -> None:
+    """Closes what comes for somebody who waits no more."""
+    if not answer.cancelled() and answer.exception() is None:
+        close_all(answer.result().fds)
 
 
 def _end_unless_done(executor: ExecutorProcess, answer: asyncio.Future[Done]) -> None:

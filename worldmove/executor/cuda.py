@@ -23,6 +23,7 @@ from worldmove.errors import ConnectionLostError, DeviceError, NoMemoryError, Tr
 from worldmove.executor.gpu import Begun, Gpu
 from worldmove.executor.messages import (
     Allocate,
+    Armed,
     Attach,
     Copy,
     Detach,
@@ -34,10 +35,12 @@ from worldmove.executor.messages import (
     Measure,
     Prepare,
     Ready,
+    Release,
     Reply,
     Request,
 )
 from worldmove.executor.serving import options, prepare, run
+from worldmove.executor.signs import Waiting
 from worldmove.ipc import Channel, close_all
 from worldmove.memory.near import stay_near
 
@@ -49,17 +52,22 @@ CUDA_ERRORS = (
 
 SPIN_S = 0.003
 """How long after the last thing that got done the loop looks without pause."""
-NAP_S = 0.0002
-EXPECTANT_S = 0.02
+NAP_S = 0.0001
+EXPECTANT_S = 0.03
 """How long after it was told to prepare the loop looks without pause: a wake-up takes longer than a start."""
 
 
 class Due(NamedTuple):
-    """An answer that is due when work is done: its call, and what makes the descriptors that go with it."""
+    """An answer that is due when work is done.
+
+    Attributes:
+        finish: makes the descriptors that go with it. sizes: of the answer.
+    """
 
     begun: Begun
     call: int
     finish: Callable[[], tuple[int, ...]]
+    sizes: tuple[int, ...] = ()
 
 
 class Desk:
@@ -75,6 +83,8 @@ class Desk:
         self._copies: deque[Due] = deque()
         self._kernels: deque[Due] = deque()
         self._landings: deque[Due] = deque()
+        self._waiting = Waiting()
+        self._answers: deque[Reply] = deque()
         self._due = asyncio.Event()
         self._expectant = 0.0
 
@@ -83,19 +93,23 @@ class Desk:
         await self._channel.send(Ready(os.getpid()))
         while True:
             request, fds = await self._channel.receive()
-            try:
-                answer = self._take(request, fds)
-            except NoMemoryError as error:
-                answer = Failed(request.call, error.message, _short_of(error))
-            except (ValidationError, TransportError, DeviceError) as error:
-                answer = Failed(request.call, error.message)
-            except cupy.cuda.memory.OutOfMemoryError as error:
-                answer = Failed(request.call, f"the device is out of memory: {error}")
-            except (TypeError, ValueError, ArithmeticError) as error:
-                answer = Failed(request.call, f"{type(error).__name__}: {error}")
+            answer = self._attempt(request.call, partial(self._take, request, fds))
             close_all(fds)
             if answer is not None:
                 await self._channel.send(answer)
+
+    def _attempt(self, call: int, work: Callable[[], Reply | None]) -> Reply | None:
+        """Does it; the answer, if there is one already: what was wrong, too."""
+        try:
+            return work()
+        except NoMemoryError as error:
+            return Failed(call, error.message, _short_of(error))
+        except (ValidationError, TransportError, DeviceError) as error:
+            return Failed(call, error.message)
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            return Failed(call, f"the device is out of memory: {error}")
+        except (TypeError, ValueError, ArithmeticError) as error:
+            return Failed(call, f"{type(error).__name__}: {error}")
 
     def _take(self, request: Request, fds: list[int]) -> Reply | None:
         """Begins a request; the descriptors stay the caller's. Returns the answer, if there is one already.
@@ -104,27 +118,17 @@ class Desk:
             ValidationError, TransportError, DeviceError, NoMemoryError: it can't be done, and nothing was.
         """
         match request:
-            case Attach(call, key, nbytes, writable, device):
-                if len(fds) != 1:
-                    raise ValidationError(f"memory {key} needs one descriptor", field="key")
-                self._gpu.attach(key, fds[0], nbytes, writable=writable, device=device)
-                return Done(call)
-            case Detach(call, key):
-                self._gpu.detach(key)
-                return Done(call)
-            case Measure(call):
-                return Done(call, sizes=self._gpu.measure())
-            case Prepare(call, pieces):
-                self._gpu.prepare(pieces)
-                self._expectant = time.monotonic() + EXPECTANT_S
-                self._due.set()
-                return Done(call)
-            case Digest(call):
-                self._kernels.append(Due(self._gpu.digest(request), call, tuple))
+            case Attach() | Detach() | Measure() | Prepare():
+                return self._take_at_once(request, fds)
+            case Armed():
+                self._waiting.arm(request)
+                self._expect()
+            case Release():
+                self._release(request)
+            case Digest() | Land():
+                self._begin(request, ())
             case Copy(call, pieces):
                 self._copies.append(Due(self._gpu.copy(pieces), call, tuple))
-            case Land(call):
-                self._landings.append(Due(self._gpu.land(request), call, tuple))
             case Fill(call):
                 self._kernels.append(Due(self._gpu.fill(request), call, tuple))
             case Allocate(call, nbytes):
@@ -135,6 +139,53 @@ class Desk:
         self._due.set()
         return None
 
+    def _take_at_once(self, request: Attach | Detach | Measure | Prepare, fds: list[int]) -> Reply:
+        match request:
+            case Attach(call, key, nbytes, writable, device, watched):
+                if len(fds) != 1:
+                    raise ValidationError(f"memory {key} needs one descriptor", field="key")
+                if watched:
+                    self._waiting.watch(key, fds[0], nbytes)
+                else:
+                    self._gpu.attach(key, fds[0], nbytes, writable=writable, device=device)
+            case Detach(call, key):
+                if not self._waiting.forget(key):
+                    self._gpu.detach(key)
+            case Measure(call):
+                return Done(call, sizes=self._gpu.measure())
+            case Prepare(call, pieces):
+                self._gpu.prepare(pieces)
+                self._expect()
+        return Done(request.call)
+
+    def _release(self, request: Release) -> None:
+        for armed in self._waiting.take(request.key):
+            if request.begin:
+                self._begin_armed(armed, ())
+            else:
+                self._answers.append(_not_begun(armed))
+        self._answers.append(Done(request.call))
+
+    def _expect(self) -> None:
+        self._expectant = time.monotonic() + EXPECTANT_S
+        self._due.set()
+
+    def _begin(self, work: Digest | Land, sizes: tuple[int, ...]) -> None:
+        if isinstance(work, Digest):
+            self._kernels.append(Due(self._gpu.digest(work), work.call, tuple, sizes))
+        else:
+            self._landings.append(Due(self._gpu.land(work), work.call, tuple, sizes))
+
+    def _begin_armed(self, armed: Armed, sizes: tuple[int, ...]) -> None:
+        failed = self._attempt(armed.call, partial(self._begin, armed.work, sizes))
+        self._answers += [failed] if failed is not None else []
+
+    def _look(self) -> None:
+        """Begins what is armed where its world stands, and gives up what has waited for too long."""
+        for armed, sizes in self._waiting.due():
+            self._begin_armed(armed, sizes)
+        self._answers += [_not_begun(armed) for armed in self._waiting.late()]
+
     async def answer(self) -> None:
         """Answers what gets done, for ever."""
         while True:
@@ -142,20 +193,26 @@ class Desk:
             self._due.clear()
             last = time.monotonic()
             streams = (self._copies, self._kernels, self._landings)
-            while any(streams) or time.monotonic() < self._expectant:
+            while any(streams) or self._waiting or self._answers or time.monotonic() < self._expectant:
+                if self._waiting:
+                    self._look()
+                while self._answers:
+                    await self._channel.send(self._answers.popleft())
                 if sum([await self._answer_done(due) for due in streams]):
                     last = time.monotonic()
-                awake = time.monotonic() < max(last + SPIN_S, self._expectant)
-                await asyncio.sleep(0 if awake else NAP_S)
+                if time.monotonic() >= max(last + SPIN_S, self._expectant):
+                    # The loop's own timers count whole milliseconds; nobody else runs in it.
+                    time.sleep(NAP_S)  # noqa: ASYNC251
+                await asyncio.sleep(0)
 
     async def _answer_done(self, due: deque[Due]) -> int:
         """Answers the first ones of a stream as far as they are done; returns how many."""
         count = 0
         while due and due[0].begun.done():
-            _, call, finish = due.popleft()
+            _, call, finish, sizes = due.popleft()
             fds = finish()
             try:
-                await self._channel.send(Done(call), fds)
+                await self._channel.send(Done(call, sizes=sizes), fds)
             finally:
                 close_all(fds)
             count += 1
@@ -182,6 +239,10 @@ async def _serve(gpu: Gpu, channel: Channel[Request]) -> None:
         # The context may be lost: another process has to go on.
         sys.stderr.write(f"executor {os.getpid()}: {type(error).__name__}: {error}\n")
         os._exit(1)
+
+
+def _not_begun(armed: Armed) -> Failed:
+    return Failed(armed.call, "it was armed, and has not begun")
 
 
 def _short_of(error: NoMemoryError) -> tuple[int, int]:

@@ -44,14 +44,34 @@ class CopyPiece(NamedTuple):
     length: int
 
 
+class Stop(NamedTuple):
+    """How a world that stands is seen in its control page, in indices of 64-bit words.
+
+    Attributes:
+        key: the page, attached as `watched`.
+        pause_at: says at which block ranks are to stop.
+        ranks: for each rank, the words that say its progress (twice its block, at a boundary) and its state.
+        stopped: the state of a rank that stands.
+    """
+
+    key: int
+    pause_at: int
+    ranks: tuple[tuple[int, int], ...]
+    stopped: int
+
+
 class Attach(msgspec.Struct, tag="attach", frozen=True):
-    """Map the descriptor that came along: a memory file, or with `device` memory of a GPU."""
+    """Map the descriptor that came along: a memory file, or with `device` memory of a GPU.
+
+    With `watched` it is a control page, which the executor only looks at, for `Armed`.
+    """
 
     call: int
     key: int
     nbytes: int
     writable: bool
     device: bool = False
+    watched: bool = False
 
 
 class Detach(msgspec.Struct, tag="detach", frozen=True):
@@ -94,6 +114,26 @@ class Land(msgspec.Struct, tag="land", frozen=True):
     read: tuple[Piece, ...]
 
 
+class Armed(msgspec.Struct, tag="armed", frozen=True):
+    """Do `work`, of the same `call`, as soon as a world stands, which is seen by `stop`.
+
+    The answer's `sizes` are the block at which it stood and the time when that was seen (CLOCK_MONOTONIC,
+    ns); there are none where `Release` let it begin.
+    """
+
+    call: int
+    stop: Stop
+    work: Digest | Land
+
+
+class Release(msgspec.Struct, tag="release", frozen=True):
+    """What is armed for page `key` and has not begun: begins now, or with `begin` false not at all."""
+
+    call: int
+    key: int
+    begin: bool
+
+
 class Fill(msgspec.Struct, tag="fill", frozen=True):
     """Set the bytes of each (offset, length) in `ranges` to `byte`."""
 
@@ -131,7 +171,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """Call `call` is done; `digests` answers `Hash`, `sizes` `Measure`.
+    """Call `call` is done; `digests` answers `Hash`, `sizes` `Measure` and `Armed`.
 
     `fds` are descriptors that came along, as the receiver knows them: they never travel as numbers.
     """
@@ -153,5 +193,7 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     short_of: tuple[int, int] | None = None
 
 
-Request = Attach | Detach | Digest | Prepare | Copy | Land | Fill | Hash | Allocate | Measure
+Request = (
+    Attach | Detach | Digest | Prepare | Copy | Land | Armed | Release | Fill | Hash | Allocate | Measure
+)
 Reply = Ready | Done | Failed

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from worldmove.errors import ManifestError, ProcessLostError, TransportError, ValidationError
-from worldmove.executor.crew import Crew, EventSink, Memory
+from worldmove.executor.crew import Crew, EventSink, Memory, disown
 from worldmove.executor.jobs import Board, Job, Part
 from worldmove.executor.kinds import HOST, Kind
-from worldmove.executor.messages import Allocate, CopyPiece, Done, Measure, Piece, Prepare, Request
+from worldmove.executor.messages import Allocate, CopyPiece, Done, Measure, Piece, Prepare, Release, Request
 from worldmove.executor.parts import part_size
 from worldmove.executor.process import STALL_S
 from worldmove.executor.work import copy_parts, digest_parts, fill_parts, hash_parts, land_parts
-from worldmove.ipc import close_all
 from worldmove.manifest import DIGEST_BYTES
 
 __all__ = ["CopyPiece", "ExecutorPool", "Piece"]
@@ -99,7 +98,19 @@ class ExecutorPool:
         self._crew.kill()
         self._pump()
 
-    async def attach(self, fd: int, nbytes: int, *, writable: bool, device: bool = False) -> int:
+    @property
+    def arms(self) -> bool:
+        """Whether executors take `armed_parts`: a GPU's do."""
+        return self._kind.device != HOST.device
+
+    def release(self, key: int, *, begin: bool) -> None:
+        """What is armed for page `key` and has not begun begins now, or not at all; never waits."""
+        for executor in self._crew.alive():
+            self._crew.ask(executor, partial(Release, key=key, begin=begin))
+
+    async def attach(
+        self, fd: int, nbytes: int, *, writable: bool, device: bool = False, watched: bool = False
+    ) -> int:
         """Maps memory in every executor, populated, now and in those that replace one.
 
         Args:
@@ -107,6 +118,7 @@ class ExecutorPool:
             nbytes: how much of it.
             writable: false maps it read-only; copies and fills into it then fail.
             device: it is a GPU's memory, that this device can reach; otherwise a memory file.
+            watched: it is a control page, that `armed_parts` name.
 
         Returns:
             The key for `Piece`, `CopyPiece` and the like. A key is never used again.
@@ -118,7 +130,7 @@ class ExecutorPool:
         """
         self._check_open()
         try:
-            memory = Memory(os.dup(fd), nbytes, writable, device)
+            memory = Memory(os.dup(fd), nbytes, writable, device, watched)
         except OSError as error:
             raise TransportError(f"descriptor {fd} cannot be attached: {error}") from error
         key, self._next_key = self._next_key, self._next_key + 1
@@ -158,7 +170,7 @@ class ExecutorPool:
         try:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            answer.add_done_callback(_disown)
+            answer.add_done_callback(disown)
             raise
 
     async def detach(self, key: int) -> None:
@@ -251,7 +263,7 @@ class ExecutorPool:
 
     async def prepare(self, parts: Sequence[Part]) -> None:
         """Has a GPU's executor get ready for what `parts` digest: it will be asked for soon."""
-        if self._kind.device == HOST.device:
+        if not self.arms:
             return
         answers = [
             self._crew.ask(executor, partial(Prepare, pieces=tuple(part.pieces)))
@@ -369,14 +381,7 @@ class ExecutorPool:
         return memory
 
     def _check(self, key: int, offset: int, length: int, *, writable: bool = False) -> None:
-        memory = self._get(key)
-        if offset < 0 or length < 0 or offset + length > memory.nbytes:
-            raise ValidationError(
-                f"bytes {offset} to {offset + length} lie outside memory {key} of {memory.nbytes}",
-                field="offset",
-            )
-        if writable and not memory.writable:
-            raise ValidationError(f"memory {key} is read-only", field="key")
+        self._get(key).check(key, offset, length, writable=writable)
 
     def _check_digest(self, table: int, pieces: Sequence[Piece]) -> None:
         room = self._get(table).nbytes
@@ -390,9 +395,3 @@ class ExecutorPool:
     def _check_open(self) -> None:
         if self._closed:
             raise ProcessLostError("the executors are closed")
-
-
-def _disown(answer: asyncio.Future[Done]) -> None:
-    """Closes what comes for somebody who waits no more."""
-    if not answer.cancelled() and answer.exception() is None:
-        close_all(answer.result().fds)

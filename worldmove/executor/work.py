@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from worldmove.executor.jobs import Part
-from worldmove.executor.messages import Copy, CopyPiece, Digest, Fill, Hash, Land, Piece
+from worldmove.executor.messages import Armed, Copy, CopyPiece, Digest, Fill, Hash, Land, Piece, Stop
 from worldmove.executor.parts import MAX_PART_PIECES, split_copy, split_digest, split_fill, split_ranges
 from worldmove.manifest import DIGEST_BYTES
 
@@ -47,6 +47,15 @@ def land_parts(table: int, seed: int, copies: Sequence[CopyPiece], reads: Sequen
         request = partial(Land, pieces=tuple(some), table=table, seed=seed, read=tuple(read))
         parts.append(Part(request, frozenset(keys), sum(piece.length for piece in some), list(read)))
     return parts
+
+
+def armed_parts(parts: Sequence[Part], stop: Stop) -> list[Part]:
+    """Digests or landings that begin where a world stands, each with the very pieces that it had."""
+
+    def armed(part: Part, call: int) -> Armed:
+        return Armed(call, stop, part.make(call))  # type: ignore[arg-type]  # the executor checks it
+
+    return [Part(partial(armed, part), part.keys | {stop.key}, part.nbytes, part.pieces) for part in parts]
 
 
 def fill_parts(key: int, byte: int, ranges: Sequence[tuple[int, int]], size: int) -> list[Part]:

@@ -140,7 +140,7 @@ class Rig:
         """Presents the one-time token of an offer before the peer can."""
         with contextlib.suppress(WorldMoveError):
             if begin.socket is not None and begin.token is not None:
-                close_all(await fetch(begin.socket, begin.token, len(begin.extent_bytes), STEAL_MS))
+                close_all(await fetch(begin.socket, begin.token, begin.descriptors, STEAL_MS))
             for offer in begin.lanes[:1]:
                 await _call_lane(move, offer)
 

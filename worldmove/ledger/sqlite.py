@@ -23,7 +23,7 @@ from worldmove.ledger.transactions import Tables
 T = TypeVar("T")
 BUSY_MS = 2000
 """How long a call waits for another process's lock on the file, milliseconds."""
-_CHECKPOINT_EVERY = 256
+_CHECKPOINT_EVERY = 128
 _LOG_PAGES = 4096
 
 

@@ -20,6 +20,9 @@ from worldmove.ledger.sqlite_rows import SCHEMA, SqliteTables
 _APPLICATION = 0x574D4C31
 _VERSION = 1
 _RETRY_S = 0.01
+_FRAME_BYTES = 4096 + 24
+LOG_FRAMES = 512
+"""Room of the log from the start: a sync of a file that has grown, too, takes twice as long."""
 
 
 def _is_busy(error: sqlite3.Error) -> bool:
@@ -144,6 +147,24 @@ class SqliteFile:
         if self._ledger not in (None, ledger):
             raise LedgerError(f"SQLite ledger {self._path} was replaced by another one", cause="replaced")
         self._ledger = ledger
+        self._grow_log(connection)
+
+    def _grow_log(self, connection: sqlite3.Connection) -> None:
+        """Fills the log once with what means nothing: later commits overwrite it, and no longer extend it."""
+        log = self._path.with_name(f"{self._path.name}-wal")
+        missing = LOG_FRAMES - (log.stat().st_size if log.exists() else 0) // _FRAME_BYTES
+        if missing <= 0:
+            return
+        connection.execute("PRAGMA synchronous=OFF")
+        # Another process may do the same: whoever comes second finds the table gone, or the file locked.
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("CREATE TABLE IF NOT EXISTS room (number INTEGER)")
+            connection.execute("INSERT INTO room (number) VALUES (0)")
+            for _ in range(missing):
+                connection.execute("UPDATE room SET number = number + 1")
+            connection.execute("DROP TABLE IF EXISTS room")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _check_format(self, connection: sqlite3.Connection) -> bool:
         """Whether the file is still empty; raises LedgerError if it is neither that nor a ledger."""
