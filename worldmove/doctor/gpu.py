@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from worldmove.cuda.facts import FABRIC_STATES, Gpu, GpuFacts, Link, collect
+from worldmove.cuda.isolation import MODE_ADVICE, MPS_ADVICE, modes, mps, processes
 from worldmove.cuda.probe import driver_present
 from worldmove.doctor.finding import Finding, fail, ok, warn
-from worldmove.doctor.gpu_facts import FABRIC_STATES, Gpu, GpuFacts, Link, collect
 from worldmove.doctor.gpu_trial import DeviceTrial
 from worldmove.doctor.ucx import ucx_transports
 
@@ -29,7 +30,6 @@ SLOW_PEER_GBPS = 20.0
 
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-MPS_CONTROL = "nvidia-cuda-mps"
 
 
 class Machine(NamedTuple):
@@ -69,7 +69,7 @@ def look() -> Machine | None:
         trials=_try(),
         transports=frozenset(ucx_transports()),
         environment=dict(os.environ),
-        processes=frozenset(_processes()),
+        processes=processes(),
         processors=frozenset(os.sched_getaffinity(0)),
         nodes=_nodes(Path("/sys/devices/system/node")),
     )
@@ -163,27 +163,11 @@ def links(machine: Machine) -> Finding:
 def isolation(machine: Machine) -> Finding:
     """Processes of their own contexts: what one does wrong must not end the others."""
     name = "GPU isolation"
-    modes = [
-        f"{gpu.uuid}: compute mode {gpu.compute_mode}"
-        for gpu in machine.gpus
-        if gpu.compute_mode != "default"
-    ]
-    clients = sum(gpu.mps_clients for gpu in machine.gpus)
-    served = clients or any(each.startswith(MPS_CONTROL) for each in machine.processes)
-    if served or "CUDA_MPS_PIPE_DIRECTORY" in machine.environment:
-        return fail(
-            name,
-            "; ".join([f"MPS is in use ({clients} clients)", *modes]),
-            "Under MPS one process's fault ends the contexts of all: a node's executor could kill a world. "
-            f"Stop it (echo quit | nvidia-cuda-mps-control), unset CUDA_MPS_PIPE_DIRECTORY, {WITHOUT}.",
-        )
-    if modes:
-        return fail(
-            name,
-            "; ".join(modes),
-            "Worker, executor and lanes each have a context on the GPU: nvidia-smi --compute-mode=DEFAULT, "
-            f"{WITHOUT}.",
-        )
+    exclusive = modes(machine.facts)
+    if served := mps(machine.facts, machine.environment, machine.processes):
+        return fail(name, "; ".join([served, *exclusive]), f"{MPS_ADVICE}, {WITHOUT}.")
+    if exclusive:
+        return fail(name, "; ".join(exclusive), f"{MODE_ADVICE}, {WITHOUT}.")
     return ok(name, "no MPS, compute mode default")
 
 
@@ -306,16 +290,6 @@ def _try() -> tuple[DeviceTrial, ...] | str:
         return msgspec.json.decode(answer.stdout, type=tuple[DeviceTrial, ...])
     except msgspec.DecodeError as error:
         return f"CUDA's trial gave no answer: {error}"
-
-
-def _processes() -> set[str]:
-    names = set()
-    for path in Path("/proc").glob("[0-9]*/comm"):
-        try:
-            names.add(path.read_text().strip())
-        except OSError:
-            continue
-    return names
 
 
 def _nodes(folder: Path) -> dict[int, frozenset[int]]:

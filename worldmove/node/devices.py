@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 
 from worldmove.config import Settings
 from worldmove.cuda.driver import DeviceInfo
+from worldmove.cuda.isolation import broken
 from worldmove.cuda.probe import driver_present, probe
 from worldmove.errors import ConfigError, WorldMoveError
 from worldmove.executor import kinds
@@ -41,16 +43,27 @@ class Devices:
         """Finds the GPUs and starts all executors; returns when they take requests.
 
         Raises:
-            ConfigError: a GPU that was named is not there.
+            ConfigError: a GPU that was named is not there, or is not isolated (MPS, compute mode).
             DeviceError: there is a driver, and it can't be used.
             ProcessLostError: an executor can't be started; none is left behind.
         """
         self._found = {device.uuid: device for device in await self._wanted()}
+        await self._check_isolation()
         for uuid in self._found:
             self.executors.gpus[uuid] = ExecutorPool(
                 1, nice=0, stall_s=self._stall_s, on_event=self._on_event, kind=kinds.gpu(uuid)
             )
         await self.executors.start()
+
+    async def _check_isolation(self) -> None:
+        why = await asyncio.to_thread(broken, tuple(self._found)) if self._found else ""
+        if why:
+            named = self._settings.gpus
+            raise ConfigError(
+                f"gpus is {named!r}: {why}, or serve host memory alone: --gpus none",
+                option="gpus",
+                value=named,
+            )
 
     async def _wanted(self) -> list[DeviceInfo]:
         named = self._settings.gpus
