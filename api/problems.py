@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from worldmove import errors
 from worldmove.errors import WorldMoveError
+from worldmove.shortage import shortage
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:worldmove:problem:"
@@ -156,6 +157,14 @@ def install(app: FastAPI) -> None:
         headers = {name.replace("-", "_"): value for name, value in (error.headers or {}).items()}
         return of_http(error.status_code, str(error.detail), **headers)
 
+    async def system(_: Request, error: Exception) -> Response:
+        # Descriptors can run out anywhere, also in a library; nothing is wrong with the request.
+        short = shortage("the request", 0, error) if isinstance(error, OSError) else None
+        if short is None:
+            raise error
+        log.warning("request failed", code=short.code, detail=short.message)
+        return of_error(short)
+
     async def unknown(_: Request, error: Exception) -> Response:
         # The server logs the traceback; what it says is not for strangers.
         log.error("request failed", code=WorldMoveError.code, kind=type(error).__name__)
@@ -164,6 +173,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(WorldMoveError, ours)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(OSError, system)
     app.add_exception_handler(Exception, unknown)
 
 

@@ -16,6 +16,7 @@ ORDER = (
     "cuda",
     "fingerprint",
     "views",
+    "shortage",
     "ipc",
     "listening",
     "mapping",

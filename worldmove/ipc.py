@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import resource
 import socket
 import struct
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from worldmove.errors import ConnectionLostError, FramingError, TransportError
+from worldmove.errors import ConnectionLostError, FramingError, NoMemoryError, TransportError
+from worldmove.shortage import shortage
 
 MAGIC = 0x314D574D
 HEADER = struct.Struct("<III")
@@ -47,15 +49,27 @@ def _encode(message: msgspec.Struct, fds: Sequence[int]) -> tuple[bytes, list[in
         _check_fds(len(fds))
         return HEADER.pack(MAGIC, 0, len(body)) + body, list(fds), None
     _check_fds(len(fds) + 1)
-    spill = os.memfd_create("worldmove-message", os.MFD_CLOEXEC)
+    spill = _spill(body)
+    return HEADER.pack(MAGIC, SPILLED, len(body)), [*fds, spill], spill
+
+
+def _spill(body: bytes) -> int:
+    try:
+        spill = os.memfd_create("worldmove-message", os.MFD_CLOEXEC)
+    except OSError as error:
+        raise _refused("a long message", len(body), error) from error
     try:
         view = memoryview(body)
         while view:
             view = view[os.write(spill, view) :]
-    except BaseException:
+    except OSError as error:
         os.close(spill)
-        raise
-    return HEADER.pack(MAGIC, SPILLED, len(body)), [*fds, spill], spill
+        raise _refused("a long message", len(body), error) from error
+    return spill
+
+
+def _refused(what: str, nbytes: int, error: OSError) -> NoMemoryError | TransportError:
+    return shortage(what, nbytes, error) or TransportError(f"{what} of {nbytes} bytes: {error}")
 
 
 def _check_fds(count: int) -> None:
@@ -64,8 +78,13 @@ def _check_fds(count: int) -> None:
 
 
 def _decode(packet: bytes, fds: list[int], flags: int) -> tuple[bytes, list[int]]:
-    if flags & socket.MSG_CTRUNC or flags & socket.MSG_TRUNC:
-        raise FramingError("packet or descriptors were truncated")
+    if flags & socket.MSG_CTRUNC:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise FramingError(
+            f"descriptors were truncated: this process may have {limit} (LimitNOFILE, ulimit -n)"
+        )
+    if flags & socket.MSG_TRUNC:
+        raise FramingError("a packet was truncated")
     if len(packet) < HEADER.size:
         raise FramingError(f"packet of {len(packet)} bytes is shorter than its header")
     magic, kind, length = HEADER.unpack_from(packet)
@@ -308,19 +327,20 @@ def sealed_memfd(name: str, nbytes: int) -> int:
 
     Raises:
         TransportError: the size is not positive, or the system refuses.
+        NoMemoryError: it refuses because descriptors, or the size that files may have, do not suffice.
     """
     if nbytes <= 0:
         raise TransportError(f"a memory file of {nbytes} bytes; 1 or more are allowed")
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        raise TransportError(f"memfd_create: {error}") from error
+        raise _refused("a memory file", nbytes, error) from error
     try:
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except OSError as error:
         os.close(fd)
-        raise TransportError(f"a memory file of {nbytes} bytes: {error}") from error
+        raise _refused("a memory file", nbytes, error) from error
     return fd
 
 
@@ -328,11 +348,15 @@ def map_shared(fd: int, nbytes: int, *, writable: bool = True, populate: bool = 
     """Maps a descriptor shared; populated mappings take their page faults now instead of under load.
 
     Raises:
-        TransportError: the descriptor is smaller than `nbytes` (touching it would be a SIGBUS).
+        TransportError: the descriptor is smaller than `nbytes` (a touch would be SIGBUS), or not mappable.
+        NoMemoryError: descriptors or address space do not suffice.
     """
     size = os.fstat(fd).st_size
     if size < nbytes or nbytes <= 0:
         raise TransportError(f"descriptor has {size} bytes, {nbytes} were announced")
     flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    return mmap.mmap(fd, nbytes, flags=flags, prot=protection)
+    try:
+        return mmap.mmap(fd, nbytes, flags=flags, prot=protection)
+    except OSError as error:
+        raise _refused("a mapping", nbytes, error) from error

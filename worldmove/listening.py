@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 from collections.abc import Callable
 
 import structlog
 
+from worldmove.shortage import SHORTAGES
+
 REST_S = 0.2
 """How long nobody is let in after the system had no descriptor, or no memory, for a connection."""
-_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno in _SHORTAGES:
+                if error.errno in SHORTAGES:
                     self._rest(error)
                     return
                 # This caller has gone already; the next one may be there.

@@ -12,6 +12,7 @@ import os
 from functools import cache
 
 from worldmove.errors import TransportError
+from worldmove.shortage import shortage
 
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -30,6 +31,7 @@ class SharedMapping:
 
     Raises:
         TransportError: the descriptor is smaller (touching it would be a SIGBUS), or can't be mapped.
+        NoMemoryError: address space does not suffice.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -39,7 +41,9 @@ class SharedMapping:
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         self._address = _libc().mmap(None, nbytes, protection, mmap.MAP_SHARED, fd, 0)
         if self._address == _FAILED:
-            raise TransportError(f"{nbytes} bytes can't be mapped: {os.strerror(ctypes.get_errno())}")
+            error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            short = shortage("a mapping", nbytes, error)
+            raise short or TransportError(f"{nbytes} bytes can't be mapped: {error.strerror}")
         self._nbytes = nbytes
         self.view = memoryview((ctypes.c_ubyte * nbytes).from_address(self._address)).cast("B")
 

@@ -16,6 +16,8 @@ from worldmove.memory.arena import free_arenas
 
 MAX_FAILURES = 5
 """Executors in a row that died without having done anything, after which their place stays empty."""
+REST_S = 0.5
+"""Until the system is asked once more for a process that it has refused."""
 
 EventSink = Callable[[str, Mapping[str, object]], None]
 
@@ -198,11 +200,15 @@ class Crew:
         self._on_room()
 
     async def _replacement(self, failures: int) -> ExecutorProcess | None:
-        for _ in range(failures, MAX_FAILURES):
+        while failures < MAX_FAILURES and not self._closed:
             try:
                 return await self._spawn()
-            except ProcessLostError:
-                continue
+            except ProcessLostError as error:
+                if "refused" not in error.details:
+                    failures += 1
+                    continue
+            # No fault of the executor's: the system has too little of something, and may have it again.
+            await asyncio.sleep(REST_S)
         return None
 
     def _tell(self, event: str, pid: int) -> None:

@@ -103,7 +103,7 @@ class Desk:
         try:
             return work()
         except NoMemoryError as error:
-            return Failed(call, error.message, _short_of(error))
+            return Failed(call, error.message, error.details)
         except (ValidationError, TransportError, DeviceError) as error:
             return Failed(call, error.message)
         except cupy.cuda.memory.OutOfMemoryError as error:
@@ -243,10 +243,6 @@ async def _serve(gpu: Gpu, channel: Channel[Request]) -> None:
 
 def _not_begun(armed: Armed) -> Failed:
     return Failed(armed.call, "it was armed, and has not begun")
-
-
-def _short_of(error: NoMemoryError) -> tuple[int, int]:
-    return error.details.get("required_bytes", 0), error.details.get("available_bytes", 0)
 
 
 def main(argv: list[str]) -> int:

@@ -9,7 +9,7 @@ import mmap
 import sys
 from functools import partial
 
-from worldmove.errors import TransportError, ValidationError
+from worldmove.errors import NoMemoryError, TransportError, ValidationError
 from worldmove.executor.messages import (
     Attach,
     Copy,
@@ -41,6 +41,7 @@ class Bench:
         Raises:
             ValidationError: it names memory that isn't attached, or bytes outside of it.
             TransportError: a descriptor can't be mapped.
+            NoMemoryError: descriptors or address space do not suffice for that.
         """
         match request:
             case Attach(_, key, nbytes, writable, device):
@@ -113,6 +114,8 @@ def _work(tasks: Tasks, answer: Answer) -> None:
         request, fds = tasks.get()
         try:
             reply: Reply = bench.perform(request, fds)
+        except NoMemoryError as error:
+            reply = Failed(request.call, error.message, error.details)
         except (ValidationError, TransportError) as error:
             reply = Failed(request.call, error.message)
         except (TypeError, ValueError, BufferError, MemoryError) as error:

@@ -185,12 +185,12 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 class Failed(msgspec.Struct, tag="failed", frozen=True):
     """Call `call` could not be done, and did nothing or only a part.
 
-    `short_of`: bytes that were needed and bytes that there were, where memory was what lacked.
+    `short_of`: what was needed and what there was, where something lacked (`NoMemoryError.details`).
     """
 
     call: int
     reason: str
-    short_of: tuple[int, int] | None = None
+    short_of: dict[str, int] | None = None
 
 
 Request = (

@@ -19,6 +19,7 @@ from worldmove.executor.parts import part_size
 from worldmove.executor.process import STALL_S
 from worldmove.executor.work import copy_parts, digest_parts, fill_parts, hash_parts, land_parts
 from worldmove.manifest import DIGEST_BYTES
+from worldmove.shortage import shortage
 
 __all__ = ["CopyPiece", "ExecutorPool", "Piece"]
 
@@ -125,14 +126,15 @@ class ExecutorPool:
 
         Raises:
             TransportError: the descriptor can't be duplicated.
-            ValidationError: an executor can't map it; nothing stays attached.
+            ValidationError, NoMemoryError: an executor can't map it; nothing stays attached.
             ProcessLostError: the pool is closed.
         """
         self._check_open()
         try:
             memory = Memory(os.dup(fd), nbytes, writable, device, watched)
         except OSError as error:
-            raise TransportError(f"descriptor {fd} cannot be attached: {error}") from error
+            short = shortage("memory for an executor", nbytes, error)
+            raise short or TransportError(f"descriptor {fd} cannot be attached: {error}") from error
         key, self._next_key = self._next_key, self._next_key + 1
         try:
             await self._crew.attach(key, memory)

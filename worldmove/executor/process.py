@@ -62,7 +62,8 @@ class ExecutorProcess:
             kind: whose memory it works on.
 
         Raises:
-            ProcessLostError: it ended, or stalled, before it was ready.
+            ProcessLostError: it ended, or stalled, before it was ready; or the system refused to start it
+                (`details["refused"]`).
         """
         mine, its = socketpair()
         command = [sys.executable, "-m", kind.module, "--fd", str(its.fileno())]
@@ -74,7 +75,7 @@ class ExecutorProcess:
             )
         except OSError as error:
             channel.close()
-            raise ProcessLostError(f"an executor cannot be started: {error}") from error
+            raise ProcessLostError(f"an executor cannot be started: {error}", refused=True) from error
         except BaseException:
             channel.close()
             raise
@@ -209,8 +210,7 @@ class ExecutorProcess:
 
     def _failure(self, reply: Failed) -> WorldMoveError:
         if reply.short_of is not None:
-            required, available = reply.short_of
-            return NoMemoryError(reply.reason, required_bytes=required, available_bytes=available)
+            return NoMemoryError(f"executor {self.pid}: {reply.reason}", **reply.short_of)
         return ValidationError(f"executor {self.pid}: {reply.reason}", field="request")
 
     def _lose(self, reason: str) -> None:

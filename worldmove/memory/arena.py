@@ -15,6 +15,7 @@ from worldmove.errors import ManifestError, NoMemoryError, TransportError
 from worldmove.ipc import close_all, sealed_memfd
 from worldmove.memory.limits import MemoryView, machine_memory
 from worldmove.memory.near import running_on
+from worldmove.shortage import file_bytes
 
 HEADROOM_BYTES = 128 * 1024 * 1024
 """What stays free of the machine's memory for page tables and the growth of processes."""
@@ -34,7 +35,7 @@ def create_arena(nbytes: int, name: str) -> int:
     Raises:
         NoMemoryError: the machine does not have that much; nothing stays allocated.
     """
-    available = free_bytes(machine_memory())
+    available = min(free_bytes(machine_memory()), file_bytes())
     if nbytes > available:
         raise no_memory(nbytes, available)
     try:

@@ -257,9 +257,12 @@ def _check(key: str, meta: bytes, fds: Sequence[int]) -> None:
 
 async def _launch(path: str) -> None:
     """Starts a keeper; returns when one listens at `path` (this one, or another that was faster)."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "worldmove.memory.keeper", path, stdin=asyncio.subprocess.DEVNULL
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "worldmove.memory.keeper", path, stdin=asyncio.subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise ProcessLostError(f"the keeper at {path} cannot be started: {error}") from error
     # The started process listens, leaves its child behind and ends: nothing ties the keeper to this one.
     status = await process.wait()
     if status not in (LISTENING, OTHER_KEEPER):

@@ -17,6 +17,8 @@ from worldmove.errors import NoMemoryError
 
 SPARE_DESCRIPTORS = 256
 """What no session may take: for lanes, executors, connections and the ledger."""
+MOVE_DESCRIPTORS = 64
+"""What has to be left for one more move: its tables, lanes and connections, and the ledger's files."""
 
 
 class MemoryView(NamedTuple):
@@ -86,13 +88,13 @@ def raise_descriptor_limit() -> int:
     return soft
 
 
-def check_descriptors() -> None:
+def check_descriptors(needed: int = SPARE_DESCRIPTORS) -> None:
     """Checks that descriptors are left for what has to go on, beside what is about to be made.
 
     The kernel gives out the lowest number that is free, so that number says how many are in use.
 
     Raises:
-        NoMemoryError: fewer than `SPARE_DESCRIPTORS` are left.
+        NoMemoryError: fewer than `needed` are left.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -100,9 +102,9 @@ def check_descriptors() -> None:
         os.close(lowest)
     except OSError:
         lowest = limit
-    if limit - lowest < SPARE_DESCRIPTORS:
+    if limit - lowest < needed:
         raise NoMemoryError(
             f"{limit} descriptors are allowed and nearly all in use (LimitNOFILE, ulimit -n)",
-            required=SPARE_DESCRIPTORS,
+            required=needed,
             available=max(limit - lowest, 0),
         )

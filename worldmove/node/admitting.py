@@ -14,6 +14,7 @@ from worldmove.hosting.host import Host
 from worldmove.hosting.matching import RETRY_AFTER_MS
 from worldmove.hosting.slots import Slot
 from worldmove.manifest import Manifest, Source, validate
+from worldmove.memory.limits import MOVE_DESCRIPTORS, check_descriptors
 from worldmove.sessions import Berth, SessionBook
 from worldmove.views import SessionSpec
 
@@ -37,12 +38,14 @@ class Admission:
 
         Raises:
             ManifestError: the manifest is malformed, or no standby matches it.
+            NoMemoryError: too few descriptors are left here for one more move.
             FingerprintMismatchError: no standby would generate the same bits.
             NoWorkerError: nobody waits here.
             SessionExistsError: the session is on this node already.
             ValidationError: the wanted path leads nowhere.
         """
         validate(hello.manifest)
+        check_descriptors(MOVE_DESCRIPTORS)
         # A fenced world of an earlier epoch counts, too: its record must not become this node's under it.
         if self._book.get(hello.session_id) is not None or hello.session_id in self._host.sessions:
             raise SessionExistsError(f"session {hello.session_id!r} is on this node already")

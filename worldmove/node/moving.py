@@ -32,6 +32,7 @@ from worldmove.errors import (
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.slots import Slot
 from worldmove.ledger.records import NodeInfo
+from worldmove.memory.limits import MOVE_DESCRIPTORS, check_descriptors
 from worldmove.node.admitting import Admission
 from worldmove.node.asking import check_devices, impossible, positive, rejected
 from worldmove.node.metrics import Metrics
@@ -133,6 +134,7 @@ class Moves:
         async def connect() -> PeerChannel:
             return await self._call(node, move_id)
 
+        check_descriptors(MOVE_DESCRIPTORS)
         if session.move is not None:
             raise AlreadyMovingError(
                 f"session {session.id!r} is in move {session.move.move_id}", migration_id=session.move.move_id

@@ -22,7 +22,14 @@ import numpy as np
 import uvloop
 
 from worldmove import ipc
-from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError, WorldMoveError
+from worldmove.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    FramingError,
+    NoMemoryError,
+    TransportError,
+    WorldMoveError,
+)
 from worldmove.transport import framing
 from worldmove.transport.base import Connection
 from worldmove.transport.confine import confine, use_device
@@ -139,6 +146,8 @@ class LaneProcess:
                 continue
             try:
                 await self._carry_out(command, fds)
+            except NoMemoryError as error:
+                await self._channel.send(Refused(error.message, error.details))
             except TransportError as error:
                 await self._channel.send(Refused(error.message))
             else:
@@ -328,7 +337,8 @@ class LaneProcess:
         except (TransportError, DeadlineError, TimeoutError) as error:
             connection.abort()
             if lease.token is None and self._lease is lease and not self._over.done():
-                self._over.set_exception(_as_error(error))
+                late = DeadlineError("the other lane did not finish its introduction in time")
+                self._over.set_exception(error if isinstance(error, WorldMoveError) else late)
             return
         if self._lease is not lease:
             connection.abort()
@@ -342,12 +352,6 @@ class _FatalError(WorldMoveError):
     def __init__(self, cause: WorldMoveError) -> None:
         super().__init__(cause.message)
         self.code = cause.code  # type: ignore[misc]
-
-
-def _as_error(error: BaseException) -> WorldMoveError:
-    if isinstance(error, WorldMoveError):
-        return error
-    return DeadlineError("the other lane did not finish its introduction in time")
 
 
 def _detach(parent: int) -> None:

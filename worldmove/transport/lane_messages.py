@@ -87,9 +87,10 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The command is not possible; the lane is as it was before."""
+    """The command is not possible; the lane is as it was before. `short_of` as in the executors' `Failed`."""
 
     reason: str
+    short_of: dict[str, int] | None = None
 
 
 class Pulled(msgspec.Struct, frozen=True, tag="pulled"):

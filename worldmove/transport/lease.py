@@ -13,6 +13,7 @@ from worldmove.errors import (
     ConnectionLostError,
     DeadlineError,
     FramingError,
+    NoMemoryError,
     ProcessLostError,
     TransportError,
     WorldMoveError,
@@ -196,6 +197,7 @@ class Lane:
 
         Raises:
             TransportError: the lane can't map them.
+            NoMemoryError: it lacks descriptors or address space for them.
             DeadlineError: the lane stands still.
             ProcessLostError: the lane is gone.
         """
@@ -244,6 +246,8 @@ class Lane:
                 self.abort()
                 raise
             answer = await self._await_answer(deadline_s, waiting)
+        if isinstance(answer, Refused) and answer.short_of is not None:
+            raise NoMemoryError(f"lane {self.pid}: {answer.reason}", **answer.short_of)
         if isinstance(answer, Refused):
             raise TransportError(f"lane {self.pid}: {answer.reason}")
 
