@@ -37,11 +37,13 @@ class Body(BaseModel):
 
 
 class SourceBody(Body):
-    """Where a region's memory comes from: the node's arena, or POSIX shared memory by name."""
+    """Where a region's memory comes from: the node's arena, shared memory by name, a GPU's by handle."""
 
     kind: Literal["arena", "shm", "cuda-ipc"] = "arena"
     name: Text | None = None
     offset: Bytes = 0
+    handle: Text | None = None
+    pid_namespace: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
 
 
 class RegionBody(Body):
@@ -82,7 +84,7 @@ class StandbyBody(Body):
                 device=region.device,
                 rank=region.rank,
                 stride_bytes=region.stride_bytes,
-                source=manifest.Source(region.source.kind, region.source.name, region.source.offset),
+                source=manifest.Source(**region.source.model_dump()),
             )
             for region in self.regions
         )

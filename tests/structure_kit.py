@@ -13,6 +13,7 @@ ORDER = (
     "options",
     "config",
     "manifest",
+    "placement",
     "cuda",
     "fingerprint",
     "views",

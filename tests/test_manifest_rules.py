@@ -24,13 +24,13 @@ from worldmove.manifest import (
     Region,
     Source,
     Span,
-    differences,
     itemsize,
     layout,
     leaf_size,
     numpy_dtype,
     validate,
 )
+from worldmove.placement import differences
 
 KB = 1024
 

@@ -25,6 +25,7 @@ from worldmove.ledger.records import SessionRecord
 from worldmove.machine import Role
 from worldmove.opening import Opening
 from worldmove.paths import Path
+from worldmove.placement import travelled
 from worldmove.protocol import State
 from worldmove.reading import Reader
 from worldmove.receipts import now_text
@@ -152,6 +153,7 @@ class DestinationMove(Driver):
             incarnation=self.services.claim.incarnation,
             path=berth.path,
             lanes=self.services.settings.lanes if berth.path == "staged" else 0,
+            devices=travelled(action.hello.manifest, berth.memory.manifest),
         )
         self.post(p.AdmitOk(admitted=admitted))
 

@@ -21,6 +21,8 @@ import numpy.typing as npt
 
 from worldmove.errors import ManifestError
 
+HOST = "host"
+"""The device that is the host's memory."""
 REGION_ALIGN = 512
 MIN_LEAF = 8 * 1024
 MAX_LEAF = 256 * 1024
@@ -50,12 +52,15 @@ RAW_DTYPES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3f
 class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a region's memory comes from.
 
-    `arena`: allocated by the node. `shm`: POSIX shared memory `name`, starting `offset` bytes in.
+    `arena`: allocated by the node. `shm`: POSIX shared memory `name`, starting `offset` bytes in. `cuda-ipc`:
+    a GPU's memory by `handle` (64 bytes, base64), `offset` bytes in, of a process in `pid_namespace`.
     """
 
     kind: Literal["arena", "shm", "cuda-ipc"] = "arena"
     name: str | None = None
     offset: int = 0
+    handle: str | None = None
+    pid_namespace: int | None = None
 
 
 class Region(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,7 +69,7 @@ class Region(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    device: str = "host"
+    device: str = HOST
     rank: int = 0
     stride_bytes: int | None = None
     source: Source = Source()
@@ -104,6 +109,11 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     def nbytes(self) -> int:
         """Bytes of all regions together."""
         return sum(region.nbytes for region in self.regions)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs on which regions lie, in the regions' order."""
+        return tuple(dict.fromkeys(region.device for region in self.regions if region.device != HOST))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -346,46 +356,25 @@ def _check_region(number: int, region: Region) -> None:
             f"{where}.stride_bytes {region.stride_bytes} must lie in 1 to {region.nbytes}",
             field=f"{where}.stride_bytes",
         )
-    if region.device != "host" and DEVICE.fullmatch(region.device) is None:
+    if region.device != HOST and DEVICE.fullmatch(region.device) is None:
         raise ManifestError(
             f"{where}.device {region.device[:MAX_DEVICE]!r} is no device; allowed: 'host', or the UUID of a "
             "GPU such as 'GPU-…' or 'MIG-…'",
             field=f"{where}.device",
         )
-    if region.source.kind == "cuda-ipc":
+    source = region.source
+    if source.kind != "arena" and (source.kind == "shm") != (region.device == HOST):
         raise ManifestError(
-            f"{where}.source.kind 'cuda-ipc' needs a GPU; allowed here: 'arena', 'shm'",
+            f"{where}.source.kind is {source.kind!r} and device is {region.device!r}; allowed: 'arena', "
+            "'shm' for host memory, 'cuda-ipc' for a GPU's",
             field=f"{where}.source.kind",
         )
-    if region.source.kind == "shm" and region.device != "host":
+    lacking = {"shm": "name", "cuda-ipc": "handle"}.get(source.kind)
+    if lacking is not None and not getattr(source, lacking):
         raise ManifestError(
-            f"{where}.source.kind 'shm' is host memory and device is {region.device!r}; allowed: 'arena'",
-            field=f"{where}.source.kind",
+            f"{where}.source.{lacking} is missing; it says which memory", field=f"{where}.source.{lacking}"
         )
-    if region.source.kind == "shm" and not region.source.name:
+    if source.offset < 0:
         raise ManifestError(
-            f"{where}.source.name is missing; it names the shared memory", field=f"{where}.source.name"
+            f"{where}.source.offset {source.offset} must be 0 or more", field=f"{where}.source.offset"
         )
-    if region.source.offset < 0:
-        raise ManifestError(
-            f"{where}.source.offset {region.source.offset} must be 0 or more", field=f"{where}.source.offset"
-        )
-
-
-def differences(mine: Manifest, theirs: Manifest) -> list[str]:
-    """Names the fields in which two manifests differ in a way that forbids a move; empty where they match."""
-    fields = [name for name in ("model", "host_state_bytes") if getattr(mine, name) != getattr(theirs, name)]
-    ours = {region.name: region for region in mine.regions}
-    others = {region.name: region for region in theirs.regions}
-    fields += [f"regions.{name}" for name in sorted(ours.keys() ^ others.keys())]
-    if [r.name for r in mine.regions] != [r.name for r in theirs.regions] and not fields:
-        fields.append("regions.order")
-    for name in ours.keys() & others.keys():
-        fields += [
-            f"regions.{name}.{key}"
-            for key in ("dtype", "shape", "rank", "stride_bytes")
-            if getattr(ours[name], key) != getattr(others[name], key)
-        ]
-        if (ours[name].device == "host") != (others[name].device == "host"):
-            fields.append(f"regions.{name}.device")
-    return sorted(fields)

@@ -51,7 +51,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=True
 class Hello(Message, frozen=True, kw_only=True):
     """Source → destination: may this session come? With `dry_run` only the verdict is wanted.
 
-    `boot_id` and `socket` (a Unix socket for descriptors) tell whether both nodes are on one host.
+    `boot_id` and `socket` (a Unix socket for descriptors) tell whether both nodes are on one host. `devices`:
+    where the regions of a device of the source are to lie, as `worldmove.placement.Wanted` says.
     """
 
     move_id: Name
@@ -70,15 +71,20 @@ class Hello(Message, frozen=True, kw_only=True):
     deadline_ms: Milliseconds
     allow_unattended: bool = False
     dry_run: bool = False
+    devices: Annotated[dict[Name, Name], Meta(max_length=MAX_RANKS)] = {}
 
 
 class Admitted(Message, frozen=True, kw_only=True):
-    """Destination → source: memory is reserved and a standby bound; `path` is how the bytes will come."""
+    """Destination → source: memory is reserved and a standby bound; `path` is how the bytes will come.
+
+    `devices`: pairs of a GPU of the source and the one to which regions of it go.
+    """
 
     incarnation: Count
     path: Name
     lanes: Annotated[int, Meta(ge=0, le=MAX_LANES)]
     available: dict[str, float] = {}
+    devices: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=MAX_REGIONS)] = ()
 
 
 class Rejected(Message, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ class Account:
         self.started = time.monotonic()
         self.path: str | None = None
         self.lanes = 0
+        self.devices: tuple[tuple[str, str], ...] = ()
         self.destination_incarnation = 0
         self.prepare_ms: float | None = None
         self.block: int | None = None
@@ -49,7 +50,7 @@ class Account:
     def note(self, event: Any) -> None:
         """Keeps what messages of the destination say."""
         if isinstance(event, m.Admitted):
-            self.path, self.lanes = event.path, event.lanes
+            self.path, self.lanes, self.devices = event.path, event.lanes, event.devices
             self.destination_incarnation = event.incarnation
         elif isinstance(event, m.Rejected):
             self._rejected = event
@@ -148,6 +149,7 @@ class Account:
             finished_at=now_text(),
             code=facts.code,
             reason=facts.message,
+            devices=self.devices,
         )
 
     def _missed(self) -> bool:

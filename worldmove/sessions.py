@@ -197,10 +197,14 @@ class SessionBook:
 
     def remove(self, session: Session, answer: Moved | Ended) -> None:
         """A session ends here; its workers hear why, and its memory goes."""
-        if self._sessions.get(session.id) is session:
+        now = self._sessions.get(session.id)
+        if now is session:
             del self._sessions[session.id]
             self._busy.pop(session.id, None)
         self.host.close_slot(session.slot, answer)
+        if now is not None and now is not session:
+            # It has moved within this node: what the world is now is the last that its feed tells.
+            self.publish(now, "state")
 
     def feed(self, session_id: str) -> Feed[SessionEvent]:
         """The news of a session; kept for a while after it has left."""

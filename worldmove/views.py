@@ -139,7 +139,11 @@ class BoundaryView(View, frozen=True, kw_only=True):
 
 
 class MigrationRequest(View, frozen=True, kw_only=True):
-    """What an operator asks for. `None` stands for the session's or the node's own value."""
+    """What an operator asks for. `None` stands for the session's or the node's own value.
+
+    `devices`: where the regions of a device are to lie, source to destination; each by UUID, or by its number
+    among the GPUs of its node.
+    """
 
     session_id: str
     destination: str
@@ -174,7 +178,8 @@ class Receipt(View, frozen=True, kw_only=True):
     """The permanent record of a move that got as far as copying or further.
 
     `sent_bytes` are those of all rounds, and the `repair_bytes` that came again in place of damaged leaves;
-    `kept_bytes` of the state were at the destination before the last round.
+    `kept_bytes` of the state were at the destination before the last round. `devices`: pairs of a GPU of the
+    source and the one to which regions of it went.
     """
 
     migration_id: str
@@ -204,6 +209,7 @@ class Receipt(View, frozen=True, kw_only=True):
     code: str | None = None
     reason: str | None = None
     repair_bytes: int = 0
+    devices: tuple[tuple[str, str], ...] = ()
 
 
 class MigrationView(View, frozen=True, kw_only=True):

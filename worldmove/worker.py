@@ -17,6 +17,7 @@ the wire, for stacks in other languages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ from worldmove.ipc import close_all
 from worldmove.manifest import Manifest, Region, Source, validate
 from worldmove.sdk.link import Link
 from worldmove.sdk.memory import as_region
+from worldmove.sdk.own import own_region, own_regions
 from worldmove.sdk.rest import NodeApi, session_path, standby_path
 from worldmove.sdk.world import HostState, Standby, Ticket, World, map_rank, read_ticket, write_ticket
 from worldmove.views import Registration
@@ -48,6 +50,7 @@ __all__ = [
     "Worker",
     "World",
     "WorldMoveError",
+    "own_region",
 ]
 
 T = TypeVar("T")
@@ -100,6 +103,7 @@ class Worker:
         fingerprint: Mapping[str, str] | None = None,
         rank: int = 0,
         snapshot_every: int = 0,
+        memory: Mapping[str, Any] | None = None,
     ) -> World:
         """Registers a new session; its memory is zero, its block 0.
 
@@ -116,11 +120,16 @@ class Worker:
             rank: which one this process is; the others use `world.tickets` with `join`.
             snapshot_every: blocks from one spare copy of the state to the next; the world can then be taken
                 up from there when its workers die inside a block. Takes the state's memory again. 0: none.
+            memory: regions that the stack has allocated itself on a GPU, by name: see `own_region`. They stay
+                where they are; such a world lies in memory of nodes after its first move, and before that it
+                is lost with this process.
 
         Raises:
             SessionExistsError, ManifestError, NoMemoryError, UnauthorizedError: the node refused.
             PeerError, ConnectionLostError: the node can't be reached by REST, by its socket.
         """
+        own = memory or {}
+        regions = own_regions((as_region(region) for region in regions), own)
         manifest = _manifest(
             model, regions, block_ms, horizon_ms, host_state_bytes=host_state_bytes, endpoint=endpoint
         )
@@ -129,7 +138,8 @@ class Worker:
         body = _body(manifest, fingerprint)
         if id is not None:
             body["id"] = id
-        return self._join_all(self._api.open("/v1/sessions", body), rank, self._world)
+        take = partial(self._world, own=own)
+        return self._join_all(self._api.open("/v1/sessions", body), rank, take)
 
     def standby(
         self,
@@ -177,9 +187,14 @@ class Worker:
         free = min(ticket.rank for ticket in registration.tickets)
         return self._join_all(registration, free if rank is None else rank, self._world)
 
-    def join(self, ticket: str) -> World:
-        """Takes another rank of a session, with one of its `tickets`."""
-        return self._world(read_ticket(ticket), ())
+    def join(self, ticket: str, *, memory: Mapping[str, Any] | None = None) -> World:
+        """Takes another rank of a session, with one of its `tickets`.
+
+        Args:
+            ticket: one of `World.tickets`.
+            memory: of this rank, where it was registered as `own_region` of this process described it.
+        """
+        return self._world(read_ticket(ticket), (), own=memory)
 
     def join_standby(self, ticket: str) -> Standby:
         """Takes another rank of a standby, with one of its `tickets`."""
@@ -204,14 +219,14 @@ class Worker:
         others = tuple(write_ticket(ticket) for number, ticket in tickets.items() if number != rank)
         return take(tickets[rank], others)
 
-    def _world(self, ticket: Ticket, others: tuple[str, ...]) -> World:
+    def _world(self, ticket: Ticket, others: tuple[str, ...], own: Mapping[str, Any] | None = None) -> World:
         link, fds = Link.enter(ticket.socket, ticket.token)
         welcome = link.welcome
         if welcome.session_id is None:
             close_all(fds)
             link.close()
             raise ConflictError("the ticket is a standby's; join_standby takes it")
-        memory = map_rank(link, fds)
+        memory = map_rank(link, fds, own)
         block = link.page.block(welcome.rank)
         known = link.page.has_host_state(welcome.rank, block)
         state = link.page.host_state(welcome.rank, block) if known else b""

@@ -27,7 +27,7 @@ HORIZON_MS = 60_000.0
 THREADS = 256
 BLOCKS = 1024
 
-_CODE = r"""
+CODE = r"""
 typedef unsigned long long u64;
 __device__ u64 word(u64 index, u64 seed) {
     u64 z = (index + seed) * 0x9E3779B97F4A7C15ull;
@@ -62,7 +62,7 @@ class Player:
     def __init__(self, device: str, count: int, shape: tuple[int, ...]) -> None:
         names = [f"layer{number // 2:02}.{'kv'[number % 2]}" for number in range(count)]
         self.regions = [Region(name=name, dtype="bfloat16", shape=shape, device=device) for name in names]
-        module = cupy.RawModule(code=_CODE)
+        module = cupy.RawModule(code=CODE)
         self._write = module.get_function("write_words")
         self._compare = module.get_function("compare_words")
 

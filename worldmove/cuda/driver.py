@@ -100,5 +100,19 @@ def find(wanted: str) -> DeviceInfo:
     raise DeviceError(f"device {wanted!r} is not here; there are {[device.uuid for device in seen]}")
 
 
+class Current:
+    """A context made the thread's current one for a while; what was current before is so again."""
+
+    def __init__(self, driver: Any, context: Any) -> None:
+        self._driver = driver
+        self._context = context
+
+    def __enter__(self) -> None:
+        call(self._driver, "cuCtxPushCurrent", self._context)
+
+    def __exit__(self, *_: object) -> None:
+        call(self._driver, "cuCtxPopCurrent")
+
+
 def _text(raw: bytes | str) -> str:
     return raw.split(b"\0")[0].decode("ascii", "replace") if isinstance(raw, bytes) else raw

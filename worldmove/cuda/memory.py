@@ -8,10 +8,22 @@ be read from the descriptor (`fstat` knows nothing of it): whoever passes it on 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
-from worldmove.cuda.driver import DeviceInfo, bindings, call, find
+from worldmove.cuda.driver import Current, DeviceInfo, bindings, call, find
+from worldmove.cuda.ipc import Opened, read_card
 from worldmove.errors import NoMemoryError
+
+
+class Rows(NamedTuple):
+    """`height` rows of `width` bytes each; from one row to the next it is a pitch, at either end."""
+
+    source: int
+    target: int
+    width: int
+    height: int
+    source_pitch: int
+    target_pitch: int
 
 
 class Device:
@@ -46,7 +58,7 @@ class Device:
 
     def free(self) -> tuple[int, int]:
         """Free and total bytes of the device."""
-        with _Current(self._driver, self._context):
+        with Current(self._driver, self._context):
             free, total = call(self._driver, "cuMemGetInfo")
         return int(free), int(total)
 
@@ -77,17 +89,21 @@ class Device:
         os.set_inheritable(fd, False)
         return fd
 
-    def map(self, fd: int, nbytes: int) -> Mapping:
+    def map(self, fd: int, nbytes: int) -> Window:
         """Maps memory for use by this device, which may be another one's that it can reach.
 
         Args:
-            fd: of `create`, in whatever process and on whatever device; stays the caller's.
-            nbytes: as given to `create`.
+            fd: of `create`, in whatever process and on whatever device, or a card (`worldmove.cuda.ipc`);
+                stays the caller's.
+            nbytes: as given to `create`; of a card, as much as is wanted.
 
         Raises:
             DeviceError: it is no descriptor of GPU memory, has another size, or the device can't reach it.
             NoMemoryError: no room for the page tables.
         """
+        handle = read_card(fd)
+        if handle is not None:
+            return Opened(self._driver, self._context, handle, nbytes)
         return Mapping(self._driver, self.info.ordinal, fd, self.room(nbytes), self._descriptor_kind())
 
     def register(self, address: int, nbytes: int) -> int:
@@ -103,7 +119,7 @@ class Device:
         Raises:
             DeviceError: the driver refuses.
         """
-        with _Current(self._driver, self._context):
+        with Current(self._driver, self._context):
             call(
                 self._driver, "cuMemHostRegister", address, nbytes, self._driver.CU_MEMHOSTREGISTER_DEVICEMAP
             )
@@ -111,7 +127,7 @@ class Device:
 
     def unregister(self, address: int) -> None:
         """Undoes `register`; nothing of the device's may be using the memory any more."""
-        with _Current(self._driver, self._context):
+        with Current(self._driver, self._context):
             call(self._driver, "cuMemHostUnregister", address)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
@@ -121,7 +137,7 @@ class Device:
             DeviceError: the driver refuses.
         """
         driver = self._driver
-        with _Current(driver, self._context):
+        with Current(driver, self._context):
             call(
                 driver,
                 "cuMemcpyAsync",
@@ -131,13 +147,39 @@ class Device:
                 driver.CUstream(0),
             )
 
+    def clear(self, address: int, nbytes: int) -> None:
+        """Begins to set bytes to zero; done after `synchronize`.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        driver = self._driver
+        with Current(driver, self._context):
+            call(driver, "cuMemsetD8Async", driver.CUdeviceptr(address), 0, nbytes, driver.CUstream(0))
+
+    def copy_rows(self, rows: Rows) -> None:
+        """Begins to copy rows between addresses of this device; done after `synchronize`.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        driver = self._driver
+        kind = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        wanted = driver.CUDA_MEMCPY2D()
+        wanted.srcMemoryType, wanted.dstMemoryType = kind, kind
+        wanted.srcDevice, wanted.dstDevice = driver.CUdeviceptr(rows.source), driver.CUdeviceptr(rows.target)
+        wanted.srcPitch, wanted.dstPitch = rows.source_pitch, rows.target_pitch
+        wanted.WidthInBytes, wanted.Height = rows.width, rows.height
+        with Current(driver, self._context):
+            call(driver, "cuMemcpy2DUnaligned", wanted)
+
     def synchronize(self) -> None:
         """Returns when everything is done that this process has given this device to do, on every stream.
 
         Raises:
             DeviceError: some of it failed; the context is lost.
         """
-        with _Current(self._driver, self._context):
+        with Current(self._driver, self._context):
             call(self._driver, "cuCtxSynchronize")
 
     def _descriptor_kind(self) -> Any:
@@ -201,15 +243,5 @@ class Mapping:
         call(self._driver, "cuMemAddressFree", pointer, self.nbytes)
 
 
-class _Current:
-    """A context made the thread's current one for a while; what was current before is so again."""
-
-    def __init__(self, driver: Any, context: Any) -> None:
-        self._driver = driver
-        self._context = context
-
-    def __enter__(self) -> None:
-        call(self._driver, "cuCtxPushCurrent", self._context)
-
-    def __exit__(self, *_: object) -> None:
-        call(self._driver, "cuCtxPopCurrent")
+Window = Mapping | Opened
+"""GPU memory where this process sees it, until `close`; both have `address` and `nbytes`."""

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from worldmove.cuda.driver import devices
-from worldmove.cuda.memory import Device, Mapping
+from worldmove.cuda.memory import Device, Window
 from worldmove.errors import WorldMoveError
 
 SMALL = 2 << 20
@@ -152,7 +152,7 @@ class _Tried:
         self._note(peers=tuple(peers))
         return self.found
 
-    def _copy_host(self, mapping: Mapping) -> None:
+    def _copy_host(self, mapping: Window) -> None:
         if self.device is None:
             return
         try:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import cupy
 
 from worldmove.cuda.driver import find
-from worldmove.cuda.memory import Mapping
+from worldmove.cuda.memory import Window
 from worldmove.errors import ConnectionLostError, DeviceError, NoMemoryError, TransportError, ValidationError
 from worldmove.executor.gpu import Begun, Gpu
 from worldmove.executor.messages import (
@@ -219,7 +219,7 @@ class Desk:
         return count
 
 
-def _allocated(fd: int, mapping: Mapping) -> tuple[int, ...]:
+def _allocated(fd: int, mapping: Window) -> tuple[int, ...]:
     mapping.close()
     return (fd,)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 
-from worldmove.cuda.memory import Device, Mapping
+from worldmove.cuda.memory import Device, Window
 from worldmove.errors import DeviceError, TransportError, ValidationError
 from worldmove.executor.messages import CopyPiece, Digest, Fill, Land, Piece
 from worldmove.ipc import map_shared
@@ -41,7 +42,7 @@ class Attached(NamedTuple):
     address: int
     nbytes: int
     writable: bool
-    owner: Mapping | mmap.mmap
+    owner: Window | mmap.mmap
 
 
 class Begun(NamedTuple):
@@ -132,7 +133,7 @@ class Gpu:
             self._device.unregister(_address_of(memory.owner))
         memory.owner.close()
 
-    def allocate(self, nbytes: int) -> tuple[int, Mapping, Begun]:
+    def allocate(self, nbytes: int) -> tuple[int, Window, Begun]:
         """Makes device memory and begins to clear it.
 
         Returns:
@@ -142,7 +143,11 @@ class Gpu:
             NoMemoryError, DeviceError: see `Device.create`.
         """
         fd = self._device.create(nbytes)
-        mapping = self._device.map(fd, nbytes)
+        try:
+            mapping = self._device.map(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
         stream = self._computing
         cupy.cuda.runtime.memsetAsync(mapping.address, 0, mapping.nbytes, stream.ptr)
         return fd, mapping, self._begun(stream)

@@ -28,8 +28,8 @@ from worldmove.errors import (
 from worldmove.hosting.door import Door, Entry
 from worldmove.hosting.handback import Returns
 from worldmove.hosting.making import Name, Owner, make_slot, restore_slot
-from worldmove.hosting.matching import RETRY_AFTER_MS, find_standby
-from worldmove.hosting.memory import Arenas, take
+from worldmove.hosting.matching import ANY, RETRY_AFTER_MS, find_standby
+from worldmove.hosting.memory import Arenas, check_made, take
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.shelf import Keeping, Shelf
 from worldmove.hosting.slots import Slot
@@ -37,7 +37,8 @@ from worldmove.hosting.tickets import TicketBook
 from worldmove.ipc import close_all
 from worldmove.manifest import Manifest
 from worldmove.memory.arena import free_arenas
-from worldmove.page.messages import Ended, Handback, Hello, Moved, Rejoin, Revise, Welcome
+from worldmove.page.messages import Ended, Handback, Hello, Moved, Rejoin, Revise
+from worldmove.placement import Wanted
 from worldmove.tasks import Tasks
 from worldmove.views import SessionSpec, Ticket
 
@@ -87,6 +88,11 @@ class Host:
     def arenas(self) -> Arenas:
         """Who allocates and counts memory."""
         return self._arenas
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Everything that lies here: of a session that moves within the node, two."""
+        return tuple(self._slots.values())
 
     def start(self) -> None:
         """Opens the door. Call `recover` first where a former incarnation may have left slots.
@@ -182,7 +188,8 @@ class Host:
             self._arenas.adopt(slot.counted_bytes)
             self._slots[slot.key] = slot
             table = self.standbys if slot.session_id is None else self.sessions
-            table[slot.id] = slot
+            # After a move within this node there may be two: the later epoch is the world.
+            table[slot.id] = max(slot, table.get(slot.id, slot), key=lambda each: each.ranks.page.epoch)
             await self._shelf.put(slot)
             slots.append(slot)
         return slots
@@ -218,8 +225,11 @@ class Host:
         vacant = slot.ranks.vacant
         if not vacant:
             raise ConflictError(f"session {session_id!r} has a worker for every rank")
+        gone = {region.rank for region in slot.manifest.regions if region.source.kind == "cuda-ipc"}
         for rank in vacant:
             slot.ranks.check_free(rank)
+            if rank in gone:
+                raise ConflictError(f"rank {rank}'s memory was its worker's own, and has gone with it")
         return slot, tuple(Ticket(rank=r, token=self._tickets.issue(slot.key, r)) for r in vacant)
 
     def _issue(self, slot: Slot) -> tuple[Ticket, ...]:
@@ -242,9 +252,9 @@ class Host:
             raise NotFoundError(f"no standby {standby_id!r} on this node", standby_id=standby_id)
         return slot
 
-    def find_standby(self, manifest: Manifest, fingerprint: Mapping[str, str]) -> Slot:
+    def find_standby(self, manifest: Manifest, fingerprint: Mapping[str, str], wanted: Wanted = ANY) -> Slot:
         """A vacant standby that can take the session; raises as `matching.find_standby`."""
-        return find_standby(self.standbys.values(), manifest, fingerprint)
+        return find_standby(self.standbys.values(), manifest, fingerprint, wanted)
 
     def bind(self, slot: Slot, move_id: str) -> None:
         """Promises a standby to a move.
@@ -344,21 +354,7 @@ class Host:
     def _entry(
         self, slot: Slot, rank: int, extents: tuple[int, ...], stopped: int | None, *, waiting: bool
     ) -> Entry:
-        holding = slot.holding
-        welcome = Welcome(
-            slot=slot.key,
-            session_id=slot.session_id,
-            rank=rank,
-            ranks=len(slot.secrets),
-            epoch=slot.ranks.page.epoch,
-            manifest=holding.manifest,
-            places=holding.places,
-            extents=extents,
-            sizes=tuple(holding.extents[index].nbytes for index in extents),
-            secret=slot.secrets[rank],
-            revisions=slot.revisions[rank],
-            fingerprint=slot.fingerprint,
-        )
+        holding, welcome = slot.holding, slot.welcome(rank, extents)
         copies: list[int] = []
         try:
             copies.append(slot.pages.dup())
@@ -374,6 +370,11 @@ class Host:
         if held is None:
             close_all(fds)
             return
+        try:
+            await check_made(rank, revision, fds, self._arenas)
+        except BaseException:
+            close_all(fds)
+            raise
         held.revise(rank, revision, fds, self._arenas)
         await self._shelf.put(held)
         if held.key in self._slots:

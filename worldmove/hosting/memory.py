@@ -10,12 +10,10 @@ from typing import Protocol
 import msgspec
 
 from worldmove.errors import ManifestError
-from worldmove.hosting.shared import open_shared
+from worldmove.hosting.foreign import check_handles, open_foreign
 from worldmove.ipc import close_all
-from worldmove.manifest import REGION_ALIGN, Extent, LeafMap, Manifest, Place, Region, layout, validate
+from worldmove.manifest import HOST, REGION_ALIGN, Extent, LeafMap, Manifest, Place, Region, layout, validate
 from worldmove.page.messages import Revise
-
-HOST = "host"
 
 
 class Arenas(Protocol):
@@ -26,6 +24,9 @@ class Arenas(Protocol):
 
     async def allocate_on(self, device: str, nbytes: int) -> int:
         """Makes an arena on a GPU; `ManifestError` if the node has no such, `NoMemoryError` if it is full."""
+
+    async def check_on(self, device: str, fd: int, nbytes: int) -> None:
+        """Checks that a GPU can map memory that a worker made; `ValidationError` if not."""
 
     def adopt(self, nbytes: int) -> None:
         """Counts memory that a worker made itself."""
@@ -65,25 +66,31 @@ async def take(manifest: Manifest, arenas: Arenas, name: str) -> Holding:
     """Allocates what the manifest wants from the node and opens what it names.
 
     Raises:
-        ManifestError: a region is malformed, or its shared memory is not there.
+        ManifestError: a region is malformed, or memory of the stack's own is not there.
         NoMemoryError: the arenas do not fit; nothing stays allocated.
     """
     validate(manifest)
     own = tuple(region for region in manifest.regions if region.source.kind == "arena")
     extents, own_places = layout(own)
     with contextlib.ExitStack() as undo:
-        shared, shared_fds, found = _open_all(manifest, len(extents))
-        undo.callback(close_all, shared_fds)
+        foreign = open_foreign(manifest, len(extents))
+        undo.callback(close_all, foreign.fds)
+        await check_handles(foreign, arenas.check_on)
         fds = await _allocate(extents, arenas, name)
         undo.pop_all()
     ours = iter(own_places)
     places = tuple(
-        next(ours) if region.source.kind == "arena" else found[number]
+        next(ours) if region.source.kind == "arena" else foreign.places[number]
         for number, region in enumerate(manifest.regions)
     )
-    counted = (*(extent.device == HOST for extent in extents), *(False for _ in shared))
+    counted = (*(extent.device == HOST for extent in extents), *(False for _ in foreign.extents))
     return Holding(
-        manifest, (*extents, *shared), places, (*fds, *shared_fds), counted, LeafMap(manifest.regions)
+        manifest,
+        (*extents, *foreign.extents),
+        places,
+        (*fds, *foreign.fds),
+        counted,
+        LeafMap(manifest.regions),
     )
 
 
@@ -104,40 +111,6 @@ async def _allocate(extents: Sequence[Extent], arenas: Arenas, name: str) -> lis
     return [by_number[n] if n in by_number else next(ours) for n in range(len(extents))]
 
 
-def _open_all(manifest: Manifest, first: int) -> tuple[list[Extent], list[int], dict[int, Place]]:
-    """One extent for each shared object and rank; its index counts on from `first`."""
-    extents: list[Extent] = []
-    fds: list[int] = []
-    index: dict[tuple[int, str], int] = {}
-    places: dict[int, Place] = {}
-    try:
-        for number, region in enumerate(manifest.regions):
-            name = region.source.name
-            if region.source.kind != "shm" or name is None:
-                continue
-            key = (region.rank, name.removeprefix("/"))
-            needed = max(region.source.offset + region.nbytes, 1)
-            if key not in index:
-                fd, size = open_shared(name, needed, f"regions[{number}].source.name")
-                fds.append(fd)
-                index[key] = first + len(extents)
-                extents.append(Extent(region.rank, region.device, size))
-            _check_inside(number, name, needed, extents[index[key] - first].nbytes)
-            places[number] = Place(index[key], region.source.offset)
-    except BaseException:
-        close_all(fds)
-        raise
-    return extents, fds, places
-
-
-def _check_inside(number: int, name: str, needed: int, size: int) -> None:
-    if size < needed:
-        raise ManifestError(
-            f"regions[{number}] ends at byte {needed} of {name!r}, which has {size}",
-            field=f"regions[{number}].source.offset",
-        )
-
-
 def revised(old: Holding, rank: int, revision: Revise, fds: Sequence[int]) -> Holding:
     """The holding after a rank's revision. Touches no descriptor: see `retired` for those not used any more.
 
@@ -145,13 +118,13 @@ def revised(old: Holding, rank: int, revision: Revise, fds: Sequence[int]) -> Ho
         old: before.
         rank: the only one whose regions may change.
         revision: what it says; its extents count in `fds`.
-        fds: checked by the caller to be sealed and large enough.
+        fds: checked by the caller to be what it says: sealed and large enough, or memory of that GPU.
 
     Raises:
         ManifestError: another rank's region, an unknown name, a place outside its extent, or a manifest
             that is not valid.
     """
-    sizes = revision.extents
+    fresh = fresh_extents(rank, revision)
     regions, places = _merge(old, rank, revision)
     manifest = msgspec.structs.replace(
         old.manifest, regions=tuple(regions), revision=old.manifest.revision + 1
@@ -159,11 +132,11 @@ def revised(old: Holding, rank: int, revision: Revise, fds: Sequence[int]) -> Ho
     validate(manifest)
     if len(manifest.ranks) != len(old.manifest.ranks):
         raise ManifestError(f"rank {rank} would be left without a region", field="drop")
-    extents = (*old.extents, *(Extent(rank, "host", size) for size in sizes))
+    extents = (*old.extents, *fresh)
     used = sorted({place.extent for place in places})
     renumbered = {extent: number for number, extent in enumerate(used)}
     all_fds = (*old.fds, *fds)
-    all_counted = (*old.counted, *(True for _ in sizes))
+    all_counted = (*old.counted, *(extent.device == HOST for extent in fresh))
     return Holding(
         manifest,
         tuple(extents[index] for index in used),
@@ -174,17 +147,46 @@ def revised(old: Holding, rank: int, revision: Revise, fds: Sequence[int]) -> Ho
     )
 
 
+def fresh_extents(rank: int, revision: Revise) -> tuple[Extent, ...]:
+    """The memory that a revision brings; without `devices` all of it is the host's.
+
+    Raises:
+        ManifestError: there is not one device for each extent.
+    """
+    devices = revision.devices or (HOST,) * len(revision.extents)
+    if len(devices) != len(revision.extents):
+        raise ManifestError(
+            f"a revision names {len(devices)} devices for {len(revision.extents)} extents", field="devices"
+        )
+    return tuple(
+        Extent(rank, device, nbytes) for device, nbytes in zip(devices, revision.extents, strict=True)
+    )
+
+
+async def check_made(rank: int, revision: Revise, fds: Sequence[int], arenas: Arenas) -> None:
+    """Has each GPU map the memory that a worker made on it: a descriptor itself does not tell.
+
+    Raises:
+        ManifestError: this node has no such GPU.
+        ValidationError: a GPU can't map what there is for it.
+    """
+    for fd, extent in zip(fds, fresh_extents(rank, revision), strict=False):
+        if extent.device != HOST:
+            await arenas.check_on(extent.device, fd, extent.nbytes)
+
+
 def _merge(old: Holding, rank: int, revision: Revise) -> tuple[list[Region], list[Place]]:
-    gone, put, sizes = set(revision.drop), revision.put, revision.extents
+    gone, put, fresh = set(revision.drop), revision.put, fresh_extents(rank, revision)
     coming = {item.region.name: item for item in put}
     if len(coming) != len(put) or gone & coming.keys():
         raise ManifestError("a revision names a region twice", field="put")
     for item in put:
-        inside = 0 <= item.extent < len(sizes) and item.offset >= 0 and item.offset % REGION_ALIGN == 0
-        here = item.region.source.kind == "arena" and item.region.device == HOST
-        if item.region.rank != rank or not here or not inside:
+        inside = 0 <= item.extent < len(fresh) and item.offset >= 0 and item.offset % REGION_ALIGN == 0
+        here = inside and item.region.device == fresh[item.extent].device
+        here = here and item.region.device in (HOST, *old.manifest.gpus)
+        if item.region.rank != rank or not here or item.region.source.kind != "arena":
             raise ManifestError(f"region {item.region.name!r} can't be placed by rank {rank}", field="put")
-        if item.offset + item.region.nbytes > sizes[item.extent]:
+        if item.offset + item.region.nbytes > fresh[item.extent].nbytes:
             raise ManifestError(f"region {item.region.name!r} lies outside its extent", field="put")
     regions: list[Region] = []
     places: list[Place] = []

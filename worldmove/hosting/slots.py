@@ -12,13 +12,13 @@ from typing import Literal
 import msgspec
 
 from worldmove.errors import ManifestError, ProtocolError
-from worldmove.hosting.memory import Arenas, Holding, retired, revised
+from worldmove.hosting.memory import Arenas, Holding, fresh_extents, retired, revised
 from worldmove.hosting.pages import Pages
 from worldmove.hosting.ranks import Change, Ranks
 from worldmove.hosting.spare import Spare, SpareRecord
 from worldmove.ipc import close_all
-from worldmove.manifest import Extent, LeafMap, Manifest, Place
-from worldmove.page.messages import Adopted, Revise
+from worldmove.manifest import HOST, Extent, LeafMap, Manifest, Place
+from worldmove.page.messages import Adopted, Revise, Welcome
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class Slot:
         self.pages = pages
         self.secrets = secrets
         self.revisions = list(revisions or [0] * len(secrets))
-        foreign = {r.rank for r in holding.manifest.regions if r.source.kind == "shm"}
+        foreign = {r.rank for r in holding.manifest.regions if r.source.kind != "arena"}
         self.ranks = Ranks(
             pages, lambda change: on_change(self, change), foreign=frozenset(foreign), adopted=adopted
         )
@@ -186,22 +186,23 @@ class Slot:
         try:
             if revision.number != self.revisions[rank] + 1:
                 raise ProtocolError(f"revision {revision.number} follows {self.revisions[rank]}")  # noqa: TRY301
-            check_sealed(fds, revision.extents)
+            fresh = fresh_extents(rank, revision)
+            _check_host(fds, fresh)
             new = revised(old, rank, revision, fds)
         except BaseException:
             close_all(fds)
             raise
         self._holding = new
         self.revisions[rank] = revision.number
-        arenas.adopt(sum(revision.extents))
+        arenas.adopt(sum(_counted(extent) for extent in fresh))
         for fd, counted in retired(old, new):
             self._unused.append(fd)
             arenas.release(counted)
         unplaced = set(fds) - set(new.fds)
-        for fd, nbytes in zip(fds, revision.extents, strict=True):
+        for fd, extent in zip(fds, fresh, strict=True):
             if fd in unplaced:
                 self._unused.append(fd)
-                arenas.release(nbytes)
+                arenas.release(_counted(extent))
         self.ranks.page.revision = new.manifest.revision
         self._sweep()
         self._on_change(self, "revised")
@@ -243,6 +244,24 @@ class Slot:
             spare=self.spare.record if self.spare is not None else None,
         )
 
+    def welcome(self, rank: int, extents: tuple[int, ...]) -> Welcome:
+        """What a rank's worker is told; descriptors of `extents` come with it."""
+        holding = self._holding
+        return Welcome(
+            slot=self.key,
+            session_id=self.session_id,
+            rank=rank,
+            ranks=len(self.secrets),
+            epoch=self.ranks.page.epoch,
+            manifest=holding.manifest,
+            places=holding.places,
+            extents=extents,
+            sizes=tuple(holding.extents[index].nbytes for index in extents),
+            secret=self.secrets[rank],
+            revisions=self.revisions[rank],
+            fingerprint=self.fingerprint,
+        )
+
     def close(self, arenas: Arenas) -> None:
         """Gives up this node's descriptors, once nothing pins them; the workers' own stay theirs."""
         self.give_spare(None, arenas)
@@ -254,6 +273,19 @@ class Slot:
         if self._pins == 0 and self._unused:
             self._discard(tuple(self._unused))
             self._unused.clear()
+
+
+def _counted(extent: Extent) -> int:
+    """Bytes of an extent that the budget counts: a GPU counts for itself."""
+    return extent.nbytes if extent.device == HOST else 0
+
+
+def _check_host(fds: Sequence[int], fresh: Sequence[Extent]) -> None:
+    """Checks what a revision brings of host memory; the rest is checked on its GPU."""
+    if len(fds) != len(fresh):
+        raise ManifestError("a revision has not one descriptor for each extent", field="extents")
+    here = [(fd, extent.nbytes) for fd, extent in zip(fds, fresh, strict=True) if extent.device == HOST]
+    check_sealed([fd for fd, _ in here], [nbytes for _, nbytes in here])
 
 
 def check_sealed(fds: Sequence[int], sizes: Sequence[int]) -> None:

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import msgspec
 
 from worldmove.errors import ConflictError, FramingError
-from worldmove.hosting.memory import HOST, Arenas, Holding, take
+from worldmove.hosting.memory import Arenas, Holding, take
 from worldmove.ipc import close_all
-from worldmove.manifest import Extent, LeafMap, Manifest, Place, Source
+from worldmove.manifest import HOST, Extent, LeafMap, Manifest, Place
 from worldmove.page.control import ControlPage, create_page
+from worldmove.placement import placed
 
 
 class SpareRecord(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ class Spare:
         Raises:
             NoMemoryError: it does not fit.
         """
-        holding = await take(_in_arenas(manifest), arenas, "worldmove-spare")
+        holding = await take(placed(manifest), arenas, "worldmove-spare")
         try:
             cover = create_page(len(manifest.ranks), manifest.host_state_bytes, incarnation=0, epoch=0)
         except BaseException:
@@ -132,9 +133,3 @@ class Spare:
         self._cover.close()
         arenas.release(self.holding.counted_bytes)
         return self.fds
-
-
-def _in_arenas(manifest: Manifest) -> Manifest:
-    """The same regions, all in memory of this node."""
-    regions = tuple(msgspec.structs.replace(region, source=Source()) for region in manifest.regions)
-    return msgspec.structs.replace(manifest, regions=regions)

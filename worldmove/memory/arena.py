@@ -177,6 +177,17 @@ class MemoryBudget:
             f"device {device!r} is not on this node ({nbytes} bytes); allowed: 'host'", field="device"
         )
 
+    async def check_on(self, device: str, fd: int, nbytes: int) -> None:
+        """Refuses as `allocate_on`: descriptor `fd` can be no GPU's here.
+
+        Raises:
+            ManifestError: always.
+        """
+        raise ManifestError(
+            f"device {device!r} is not on this node (descriptor {fd} of {nbytes} bytes); allowed: 'host'",
+            field="device",
+        )
+
     def _kept_promise(self, nbytes: int) -> None:
         self._promised -= nbytes
 

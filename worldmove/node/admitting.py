@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path as FilePath
 
-import msgspec
 import structlog
 
 from worldmove import messages as m
 from worldmove.config import Settings
-from worldmove.errors import DeadlineError, NoWorkerError, SessionExistsError, ValidationError
+from worldmove.cuda.ipc import pid_namespace
+from worldmove.errors import (
+    DeadlineError,
+    NoWorkerError,
+    SamePlaceError,
+    SessionExistsError,
+    ValidationError,
+)
 from worldmove.hosting.host import Host
 from worldmove.hosting.matching import RETRY_AFTER_MS
 from worldmove.hosting.slots import Slot
-from worldmove.manifest import Manifest, Source, validate
+from worldmove.manifest import validate
 from worldmove.memory.limits import MOVE_DESCRIPTORS, check_descriptors
+from worldmove.node.devices import Devices
+from worldmove.placement import Wanted, changes, placed
 from worldmove.sessions import Berth, SessionBook
 from worldmove.views import SessionSpec
 
@@ -24,11 +32,14 @@ log = structlog.get_logger(__name__)
 class Admission:
     """Finds berths for sessions that come."""
 
-    def __init__(self, settings: Settings, boot_id: str, host: Host, book: SessionBook) -> None:
+    def __init__(
+        self, settings: Settings, boot_id: str, host: Host, book: SessionBook, devices: Devices
+    ) -> None:
         self._settings = settings
         self._boot_id = boot_id
         self._host = host
         self._book = book
+        self._devices = devices
 
     def check(self, hello: m.Hello) -> str:
         """Whether the session could come now; reserves nothing.
@@ -42,19 +53,18 @@ class Admission:
             FingerprintMismatchError: no standby would generate the same bits.
             NoWorkerError: nobody waits here.
             SessionExistsError: the session is on this node already.
-            ValidationError: the wanted path leads nowhere.
+            SamePlaceError: it would stay where it is.
+            ValidationError: the wanted path leads nowhere, or a device is not here.
         """
         validate(hello.manifest)
         check_descriptors(MOVE_DESCRIPTORS)
+        wanted = self._wanted(hello)
         # A fenced world of an earlier epoch counts, too: its record must not become this node's under it.
-        if self._book.get(hello.session_id) is not None or hello.session_id in self._host.sessions:
+        here = self._book.get(hello.session_id) is not None or hello.session_id in self._host.sessions
+        if here and not wanted.elsewhere:
             raise SessionExistsError(f"session {hello.session_id!r} is on this node already")
         path = self._path(hello)
-        try:
-            self._host.find_standby(hello.manifest, hello.fingerprint)
-        except NoWorkerError as error:
-            if not hello.allow_unattended:
-                raise self._explained(error) from error
+        self._standby(hello, wanted)
         return path
 
     async def admit(self, hello: m.Hello) -> Berth:
@@ -66,21 +76,35 @@ class Admission:
             NoMemoryError: memory for an unattended session lacks.
             WorldMoveError: as `check`.
         """
-        path = self.check(hello)
-        while True:
-            try:
-                slot = self._host.find_standby(hello.manifest, hello.fingerprint)
-            except NoWorkerError as error:
-                if not hello.allow_unattended:
-                    raise self._explained(error) from error
-                break
-            self._host.bind(slot, hello.move_id)
-            if await self._answers(slot, hello.move_id):
-                return Berth(slot, path, hello.move_id, self._book, bare=False)
-        spec = SessionSpec(manifest=_arenas_only(hello.manifest), fingerprint=hello.fingerprint)
-        slot, _tickets = await self._host.open_standby(spec)
+        path, wanted = self.check(hello), self._wanted(hello)
+        while (waiting := self._standby(hello, wanted)) is not None:
+            self._host.bind(waiting, hello.move_id)
+            if await self._answers(waiting, hello.move_id):
+                return Berth(waiting, path, hello.move_id, self._book, bare=False)
+        bare = placed(hello.manifest, wanted.devices)
+        slot, _tickets = await self._host.open_standby(
+            SessionSpec(manifest=bare, fingerprint=hello.fingerprint)
+        )
         slot.bound = hello.move_id
         return Berth(slot, path, hello.move_id, self._book, bare=True)
+
+    def _wanted(self, hello: m.Hello) -> Wanted:
+        devices = {source: self._devices.named(name) for source, name in hello.devices.items()}
+        return Wanted(devices, elsewhere=hello.source == self._settings.name)
+
+    def _standby(self, hello: m.Hello, wanted: Wanted) -> Slot | None:
+        """A standby that can take the session; `None` where memory without a worker will do."""
+        try:
+            return self._host.find_standby(hello.manifest, hello.fingerprint, wanted)
+        except NoWorkerError as error:
+            if not hello.allow_unattended:
+                raise self._explained(error) from error
+        bare = placed(hello.manifest, wanted.devices)
+        if wanted.elsewhere and not changes(hello.manifest, bare):
+            raise SamePlaceError(f"devices moves no region of {hello.session_id!r} to another GPU")
+        for device in bare.gpus:
+            self._devices.executors.of(device)
+        return None
 
     async def _answers(self, slot: Slot, move_id: str) -> bool:
         """Whether a bound standby's workers are there; else the promise is taken back."""
@@ -116,6 +140,9 @@ class Admission:
     def _path(self, hello: m.Hello) -> str:
         wanted = hello.path if hello.path != "auto" else self._settings.path
         one_host = hello.boot_id == self._boot_id and hello.socket is not None
+        # Descriptors travel between PID namespaces, handles of CUDA do not.
+        spaces = {r.source.pid_namespace for r in hello.manifest.regions if r.source.kind == "cuda-ipc"}
+        one_host = one_host and spaces <= {pid_namespace()}
         near = one_host and FilePath(hello.socket or "").is_socket()
         if wanted == "local" and not near:
             raise ValidationError(
@@ -125,9 +152,3 @@ class Admission:
         if wanted == "auto":
             wanted = "local" if near else "staged"
         return wanted
-
-
-def _arenas_only(manifest: Manifest) -> Manifest:
-    """The same regions, all in arenas of this node: memory that a stack brought along stays where it was."""
-    regions = tuple(msgspec.structs.replace(region, source=Source()) for region in manifest.regions)
-    return msgspec.structs.replace(manifest, regions=regions)

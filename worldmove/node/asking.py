@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 from worldmove import messages as m
-from worldmove.errors import ManifestError, ValidationError, WorldMoveError
-from worldmove.manifest import validate
+from worldmove.errors import ManifestError, SamePlaceError, ValidationError, WorldMoveError
+from worldmove.manifest import HOST, Manifest, validate
 
 
 def impossible(hello: m.Hello) -> m.Rejected | None:
@@ -23,18 +24,55 @@ def rejected(error: WorldMoveError) -> m.Rejected:
     return m.Rejected(code=error.code, message=error.message[: m.MAX_TEXT], details=error.details)
 
 
-def check_devices(devices: dict[str, str]) -> None:
-    """Checks the devices that a request names.
+def device_map(asked: Mapping[str, str], manifest: Manifest, named: Callable[[str], str]) -> dict[str, str]:
+    """The devices of a request: those of the source by UUID, those of the destination as they were named.
+
+    Args:
+        asked: as the request has it.
+        manifest: of the session.
+        named: the UUID of a device of the source's node, which raises `ValidationError` where it has none.
 
     Raises:
-        ValidationError: this node has no such device.
+        ValidationError: a device is not there, has no region of the session, or stands twice; or host memory
+            is to become a GPU's, or the other way round.
     """
-    for source, destination in devices.items():
-        for device in (source, destination):
-            if device != "host":
-                raise ValidationError(
-                    f"devices names {device!r}; this node has 'host' only", field="devices", value=device
-                )
+    there = sorted({region.device for region in manifest.regions})
+    found: dict[str, str] = {}
+    for source, destination in asked.items():
+        device = named(source)
+        if device not in there or device in found:
+            raise ValidationError(
+                f"devices names {source!r}; allowed, once each: devices of the session's regions, {there}",
+                field="devices",
+                value=source,
+            )
+        if (device == HOST) != (destination == HOST):
+            raise ValidationError(
+                f"devices has {source!r} to {destination!r}; host memory stays so, and so does a GPU's",
+                field="devices",
+                value=destination,
+            )
+        found[device] = destination
+    return found
+
+
+def check_elsewhere(session_id: str, node: str, manifest: Manifest, devices: Mapping[str, str]) -> None:
+    """Checks a move that stays on its node: some region may change its device.
+
+    Args:
+        session_id: of the session.
+        node: where it is.
+        manifest: of the session.
+        devices: by UUID at both ends.
+
+    Raises:
+        SamePlaceError: none does.
+    """
+    if all(devices.get(device) == device for device in manifest.gpus):
+        raise SamePlaceError(
+            f"session {session_id!r} is on {node} already; allowed: another node, or, for regions on GPUs, "
+            "another GPU of this one"
+        )
 
 
 def positive(field: str, given: float | None, default: float) -> float:

@@ -9,7 +9,7 @@ from worldmove.config import Settings
 from worldmove.cuda.driver import DeviceInfo
 from worldmove.cuda.isolation import broken
 from worldmove.cuda.probe import driver_present, probe
-from worldmove.errors import ConfigError, WorldMoveError
+from worldmove.errors import ConfigError, ValidationError, WorldMoveError
 from worldmove.executor import kinds
 from worldmove.executor.crew import EventSink
 from worldmove.executor.devices import Executors
@@ -91,6 +91,23 @@ class Devices:
         found = self._found.get(device)
         return near(found.bus_id) if found is not None else ()
 
+    def named(self, name: str) -> str:
+        """The UUID of a device that somebody names: by it, by its number among the GPUs here, or as `host`.
+
+        Raises:
+            ValidationError: this node has no such device.
+        """
+        gpus = tuple(self._found)
+        if name in self.executors.devices:
+            return name
+        if name.isdecimal() and int(name) < len(gpus):
+            return gpus[int(name)]
+        raise ValidationError(
+            f"devices names {name!r}; node {self._settings.name} has {list(self.executors.devices)}",
+            field="devices",
+            value=name,
+        )
+
     def missing(self) -> list[str]:
         """What does not take requests now."""
         lacking = [] if len(self.executors.host.pids) >= self._settings.executors else ["executors"]
@@ -133,6 +150,17 @@ class Devices:
             ManifestError: this node has no such GPU.
         """
         return await self.executors.of(device).allocate(nbytes)
+
+    async def check_on(self, device: str, fd: int, nbytes: int) -> None:
+        """Checks that a GPU can map memory that a worker made.
+
+        Raises:
+            ManifestError: this node has no such GPU.
+            ValidationError: it can't.
+            ProcessLostError: nobody can tell now.
+        """
+        pool = self.executors.of(device)
+        await pool.detach(await pool.attach(fd, nbytes, writable=False, device=True))
 
     def adopt(self, nbytes: int) -> None:
         """Counts host memory that a worker made itself."""

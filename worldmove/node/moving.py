@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import secrets
 import ssl
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -25,7 +24,6 @@ from worldmove.errors import (
     NotOwnerError,
     PeerError,
     RejectedError,
-    SamePlaceError,
     UnauthorizedError,
     WorldMoveError,
 )
@@ -34,20 +32,19 @@ from worldmove.hosting.slots import Slot
 from worldmove.ledger.records import NodeInfo
 from worldmove.memory.limits import MOVE_DESCRIPTORS, check_descriptors
 from worldmove.node.admitting import Admission
-from worldmove.node.asking import check_devices, impossible, positive, rejected
+from worldmove.node.asking import check_elsewhere, device_map, impossible, positive, rejected
+from worldmove.node.devices import Devices
 from worldmove.node.metrics import Metrics
-from worldmove.node.moveviews import of_destination, of_receipt, of_source
+from worldmove.node.moveviews import of_receipt, of_source
 from worldmove.node.peers import ClientChannel, connect_peer
+from worldmove.node.roster import Roster
 from worldmove.node.traces import trace
 from worldmove.receipts import rejection_error
 from worldmove.sessions import Berth, Session, SessionBook
 from worldmove.source import SourceMove
 from worldmove.views import DryRun, MigrationPage, MigrationRequest, MigrationView
 
-REMEMBERED = 1000
 PROGRESS_S = 0.25
-
-AnyMove = SourceMove | DestinationMove
 
 
 class Moves:
@@ -57,6 +54,8 @@ class Moves:
         services: what drivers get.
         book: the node's sessions.
         admission: for sessions that come.
+        metrics: told of each move that ends.
+        devices: of this node.
         peer_token: the bearer token for other nodes, or `None` where there are no tokens.
         peer_tls: for connections to nodes that serve TLS.
     """
@@ -67,6 +66,7 @@ class Moves:
         book: SessionBook,
         admission: Admission,
         metrics: Metrics,
+        devices: Devices,
         *,
         peer_token: Callable[[], str | None],
         peer_tls: Callable[[], ssl.SSLContext],
@@ -74,16 +74,15 @@ class Moves:
         self._services = services
         self._book = book
         self._admission = admission
-        self._metrics = metrics
+        self._devices = devices
+        self._roster = Roster(services.claim.name, metrics)
         self._peer_token = peer_token
         self._peer_tls = peer_tls
         self._asking: dict[str, asyncio.Future[MigrationView]] = {}
-        self._running: dict[str, AnyMove] = {}
-        self._ended: OrderedDict[str, MigrationView] = OrderedDict()
         self._closing = False
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._roster)
 
     async def migrate(self, request: MigrationRequest, key: str | None) -> MigrationView:
         """Starts a move; returns once the destination has admitted it.
@@ -128,8 +127,8 @@ class Moves:
             asking.exception()
 
     async def _start(self, request: MigrationRequest, move_id: str) -> SourceMove:
-        session, node = await self._locate(request)
-        hello = self._hello(session, request, move_id)
+        session, node, devices = await self._locate(request)
+        hello = self._hello(session, request, move_id, devices)
 
         async def connect() -> PeerChannel:
             return await self._call(node, move_id)
@@ -141,15 +140,15 @@ class Moves:
             )
         move = SourceMove(self._services, session, hello, node.name, connect)
         session.begin_move(move)
-        self._keep(move)
+        self._roster.keep(move)
         move.begin()
         return move
 
     async def dry_run(self, request: MigrationRequest) -> DryRun:
         """Whether the destination would admit the move now; nothing is reserved."""
-        session, node = await self._locate(request)
+        session, node, devices = await self._locate(request)
         move_id = f"dry-{secrets.token_hex(8)}"
-        hello = msgspec.structs.replace(self._hello(session, request, move_id), dry_run=True)
+        hello = msgspec.structs.replace(self._hello(session, request, move_id, devices), dry_run=True)
         required = {"state_bytes": float(session.slot.manifest.nbytes)}
         timeout_ms = self._services.settings.peer_timeout_ms
         try:
@@ -173,7 +172,8 @@ class Moves:
         timeout_ms = self._services.settings.peer_timeout_ms
         return await connect_peer(node.url, move_id, self._peer_token(), timeout_ms, self._peer_tls())
 
-    async def _locate(self, request: MigrationRequest) -> tuple[Session, NodeInfo]:
+    async def _locate(self, request: MigrationRequest) -> tuple[Session, NodeInfo, dict[str, str]]:
+        """The session, the node that it is to go to, and where the regions of which device are to lie."""
         ledger, name = self._services.ledger, self._services.claim.name
         if self._closing:
             raise RejectedError("this node is shutting down", retry_after_ms=1000)
@@ -189,15 +189,19 @@ class Moves:
                 owner=record.owner,
                 owner_url=owner.url if owner else None,
             )
-        check_devices(request.devices)
+        manifest, named = session.slot.manifest, self._devices.named
+        devices = device_map(request.devices, manifest, named)
         if request.destination == name:
-            raise SamePlaceError(f"session {session.id!r} is on {name} already; another node is allowed")
+            devices = {source: named(destination) for source, destination in devices.items()}
+            check_elsewhere(session.id, name, manifest, devices)
         if request.destination not in nodes:
             known = sorted(set(nodes) - {name})
             raise NotFoundError(f"node {request.destination!r} is not known; known: {known}", nodes=known)
-        return session, nodes[request.destination]
+        return session, nodes[request.destination], devices
 
-    def _hello(self, session: Session, request: MigrationRequest, move_id: str) -> m.Hello:
+    def _hello(
+        self, session: Session, request: MigrationRequest, move_id: str, devices: dict[str, str]
+    ) -> m.Hello:
         services, manifest = self._services, session.slot.manifest
         horizon_ms = positive("horizon_ms", request.horizon_ms, manifest.horizon_ms)
         deadline_ms = positive("deadline_ms", request.deadline_ms, services.settings.deadline_ms)
@@ -217,24 +221,8 @@ class Moves:
             horizon_ms=horizon_ms,
             deadline_ms=deadline_ms,
             allow_unattended=request.allow_unattended,
+            devices=devices,
         )
-
-    def _keep(self, move: AnyMove) -> None:
-        self._running[move.move_id] = move
-        move.done.add_done_callback(lambda _done: self._forget(move))
-
-    def _forget(self, move: AnyMove) -> None:
-        self._running.pop(move.move_id, None)
-        view = self._view(move)
-        self._ended[move.move_id] = view
-        self._metrics.move_ended(move.role, view)
-        while len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
-
-    def _view(self, move: AnyMove) -> MigrationView:
-        if isinstance(move, SourceMove):
-            return of_source(move)
-        return of_destination(move, self._services.claim.name)
 
     async def migration(self, move_id: str) -> MigrationView:
         """A move that runs here, ended here, or of which the ledger has a receipt.
@@ -242,11 +230,12 @@ class Moves:
         Raises:
             NotFoundError: nobody knows it.
         """
-        move = self._running.get(move_id)
+        move = self._roster.running(move_id)
         if move is not None:
-            return self._view(move)
-        if move_id in self._ended:
-            return await self._with_receipt(self._ended[move_id])
+            return self._roster.view(move)
+        ended = self._roster.ended(move_id)
+        if ended is not None:
+            return await self._with_receipt(ended)
         receipt = await self._services.ledger.receipt(move_id)
         if receipt is None:
             raise NotFoundError(f"migration {move_id!r} is not known")
@@ -263,22 +252,13 @@ class Moves:
 
     async def migrations(self, after: str | None, limit: int) -> MigrationPage:
         """Running moves, then ended ones, newest first."""
-        running = [self._view(move) for move in reversed(self._running.values())]
-        known = {view.id: view for view in [*running, *reversed(self._ended.values())]}
-        views = list(known.values())
-        ids = [view.id for view in views]
-        if after is not None and after not in known:
-            raise NotFoundError(f"migration {after!r} is not known")
-        start = ids.index(after) + 1 if after is not None else 0
-        page = tuple(views[start : start + limit])
-        more = start + limit < len(views)
-        return MigrationPage(migrations=page, next=page[-1].id if more and page else None)
+        return self._roster.page(after, limit)
 
     async def events(self, move_id: str) -> AsyncIterator[MigrationView]:
         """The move as it goes on; ends with its last state."""
         last: MigrationView | None = None
         while True:
-            move = self._running.get(move_id)
+            move = self._roster.running(move_id)
             # Looked at before the view is taken: whoever ends while it is handed out has another, last one.
             over = move is None or move.done.done()
             view = await self.migration(move_id)
@@ -296,7 +276,7 @@ class Moves:
             NotFoundError: nobody knows it.
             ConflictError: it is committed or over.
         """
-        move = self._running.get(move_id)
+        move = self._roster.running(move_id)
         if move is None:
             view = await self.migration(move_id)
             raise ConflictError(f"migration {move_id!r} has ended as {view.state}", state=view.state)
@@ -304,14 +284,14 @@ class Moves:
             raise ConflictError(f"migration {move_id!r} is {move.machine.shown} and cannot be cancelled")
         move.fail("cancelled", "cancelled by an operator")
         await asyncio.shield(move.done)
-        return self._view(move)
+        return self._roster.view(move)
 
     async def serve_peer(self, channel: PeerChannel) -> None:
         """The destination's side of a move, from the peer's first message to the end.
 
         Raises:
             FramingError: the first message is no hello, or of another move than the address says.
-            UnauthorizedError: the move is known here already.
+            UnauthorizedError: the move is known here already, or is said to be this node's own and is not.
             DeadlineError: the peer says nothing.
         """
         timeout_ms = self._services.settings.peer_timeout_ms
@@ -326,11 +306,11 @@ class Moves:
         if hello.dry_run or refusal is not None:
             await channel.send(m.encode(refusal or self._verdict(hello)))
             return
-        if hello.move_id in self._running or hello.move_id in self._ended:
-            raise UnauthorizedError(f"move {hello.move_id!r} was opened before")
+        if not self._roster.may_open(hello.move_id, within=hello.source == self._services.claim.name):
+            raise UnauthorizedError(f"move {hello.move_id!r} was opened before, or never asked for here")
         move = DestinationMove(self._services, hello, self._admit)
         move.limit(hello.deadline_ms + self._services.settings.peer_timeout_ms)
-        self._keep(move)
+        self._roster.keep(move)
         move.post(hello)
         move.start_peer(channel)
         await asyncio.shield(move.done)
@@ -350,23 +330,23 @@ class Moves:
     def on_slot_change(self, slot: Slot, change: Change) -> None:
         """A standby that a move has bound may have lost its worker."""
         if slot.session_id is None and slot.bound is not None and change in ("lost", "left", "revised"):
-            move = self._running.get(slot.bound)
+            move = self._roster.arriving(slot.bound)
             if move is not None:
                 move.fail("worker-lost", f"the standby's worker {change}")
 
     async def close(self) -> None:
         """Takes no more moves; those before their pause are rolled back, the others finish."""
         self._closing = True
-        for move in list(self._running.values()):
+        for move in self._roster:
             if move.machine.state not in (p.State.PAUSING, p.State.FINISHING, p.State.VERIFYING):
                 move.fail("shutting-down", "a node of the move is shutting down")
-        while self._running:
-            await asyncio.wait([move.done for move in self._running.values()])
+        while len(self._roster):
+            await asyncio.wait([move.done for move in self._roster])
 
     async def abort(self) -> None:
         """Ends every driver at once; the ledger's records settle what was under way."""
         self._closing = True
-        for move in list(self._running.values()):
+        for move in self._roster:
             await move.abandon()
 
 

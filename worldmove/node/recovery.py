@@ -75,8 +75,9 @@ class Recovery:
 
     async def settle(self, slot: Slot) -> None:
         """Decides one slot; returns when it is a session or standby of this node again, or gone."""
-        waiting = self.unsettled[slot.id] = Unsettled(slot)
-        name = slot.id
+        # Of a move within this node both ends may be called after the session.
+        name = slot.key if slot.id in self.unsettled else slot.id
+        waiting = self.unsettled[name] = Unsettled(slot)
         try:
             while not await self._tried(waiting):
                 waiting.look.clear()
@@ -126,11 +127,21 @@ class Recovery:
             return self._dismissed(slot, Moved(record.owner, record.endpoint))
         if found == "wait":
             return False
+        if verdicts.superseded(record, slot.ranks.page.epoch, self._others(slot)):
+            return self._dismissed(slot, Moved(record.owner, record.endpoint))
         record = await self._retaken(record)
         slot.ranks.page.epoch = record.epoch
         self._book.add(slot, record)
         slot.ranks.unfence()
         return True
+
+    def _others(self, slot: Slot) -> list[tuple[int, str | None]]:
+        """The slots that may have taken a session over within this node, for `verdicts.superseded`."""
+        return [
+            (other.ranks.page.epoch if other.session_id == slot.session_id else 0, other.bound)
+            for other in self._host.slots
+            if other is not slot and other.session_id in (None, slot.session_id)
+        ]
 
     def _dismissed(self, slot: Slot, answer: Moved | Ended) -> bool:
         """Ends a slot here; not before its workers have come and heard it, who may still generate."""

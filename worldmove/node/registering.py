@@ -10,7 +10,14 @@ from collections.abc import AsyncIterator, Mapping
 
 from worldmove.digest import LeafTable
 from worldmove.driver import Services
-from worldmove.errors import ConflictError, DeadlineError, NotFoundError, NotOwnerError, ValidationError
+from worldmove.errors import (
+    ConflictError,
+    DeadlineError,
+    ManifestError,
+    NotFoundError,
+    NotOwnerError,
+    ValidationError,
+)
 from worldmove.hosting.host import Host
 from worldmove.hosting.ranks import Pause
 from worldmove.hosting.rest import rest_boundary
@@ -97,8 +104,13 @@ class Registrar:
         return self._registration(session_id, record.epoch, tickets)
 
     async def open_standby(self, spec: SessionSpec) -> Registration:
-        """Reserves memory for a worker that waits; raises as `register`."""
+        """Reserves memory for a worker that waits; raises as `register`, and refuses `cuda-ipc` memory."""
         validate(spec.manifest)
+        for number, region in enumerate(spec.manifest.regions):
+            if region.source.kind == "cuda-ipc":
+                # What lands there would be lost with its worker, before and after the commit.
+                field = f"regions[{number}].source.kind"
+                raise ManifestError(f"{field} is 'cuda-ipc'; a standby's may be 'arena'", field=field)
         slot, tickets = await self._host.open_standby(spec)
         return self._registration(slot.id, 0, tickets)
 

@@ -193,12 +193,13 @@ class Node:
         host.returns.warrant = warrant(services, self._recover)
         self._snapshots = Snapshots(services, host, tenure.alone, self._metrics.snapshot_taken)
         self._registrar = Registrar(services, host, self._book, self._recovery, self._snapshots)
-        admission = Admission(self.settings, self._boot_id, host, self._book)
+        admission = Admission(self.settings, self._boot_id, host, self._book, self._devices)
         self._moves = Moves(
             services,
             self._book,
             admission,
             self._metrics,
+            self._devices,
             peer_token=self._peer_token,
             peer_tls=lambda: self._tls.client,
         )

@@ -55,7 +55,7 @@ async def trace(
 
 async def leave_trace(services: Services, record: SessionRecord, move: MoveRef, manifest: Manifest) -> None:
     """Writes the receipt of a former incarnation's move as source, once its record is settled."""
-    gone = record.owner != move.source
+    gone = record.owner != move.source or fate(record, move.move_id) in ("adopted", "released")
     receipt = left_receipt(
         record,
         move.move_id,

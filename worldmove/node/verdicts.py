@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from worldmove.ledger import records
@@ -41,6 +42,25 @@ def of_settled(record: SessionRecord, mine: Claim) -> Verdict:
     if record.owner != mine.name:
         return "moved"
     return "wait" if record.phase in ("moving", "committed") else "mine"
+
+
+def superseded(record: SessionRecord, epoch: int, others: Iterable[tuple[int, str | None]]) -> bool:
+    """Whether a world that the record would leave here has moved on, within this node.
+
+    Such a move has both its ends here, so owner and incarnation do not tell which of two slots is meant.
+
+    Args:
+        record: that stands; it names this node.
+        epoch: that the world's control page says.
+        others: of the node's other slots that hold this session, or are promised to a move of any: the epoch
+            (0 for a standby), and the move.
+    """
+    for later, move_id in others:
+        if epoch < later <= record.epoch:
+            return True
+        if move_id is not None and records.fate(record, move_id) in ("adopted", "released"):
+            return True
+    return False
 
 
 def of_standby(record: SessionRecord | None, move_id: str, mine: Claim) -> Standing:

@@ -104,13 +104,15 @@ class Put(msgspec.Struct, frozen=True, array_like=True):
 class Revise(Message, frozen=True, tag="revise"):
     """Worker: this rank's regions changed at a boundary. One descriptor for each of `extents` (bytes).
 
-    `number` counts on from `Welcome.revisions`; one that the node has taken in already changes nothing.
+    `devices`: whose memory each of them is; left out, all are the host's. `number` counts on from
+    `Welcome.revisions`; one that the node has taken in already changes nothing.
     """
 
     number: int
     drop: tuple[str, ...]
     put: tuple[Put, ...]
     extents: tuple[int, ...]
+    devices: tuple[str, ...] = ()
 
 
 class Pong(Message, frozen=True, tag="pong"):

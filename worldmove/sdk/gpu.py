@@ -7,7 +7,7 @@ import importlib
 import weakref
 from typing import Any
 
-from worldmove.cuda.memory import Device, Mapping
+from worldmove.cuda.memory import Device, Window
 from worldmove.errors import DeviceError, ValidationError
 from worldmove.manifest import RAW_DTYPES, Region, numpy_dtype
 
@@ -30,11 +30,28 @@ class GpuExtent:
         weakref.finalize(self, _unmap, device, mapping).atexit = False
 
 
-def _unmap(device: Device, mapping: Mapping) -> None:
+def _unmap(device: Device, mapping: Window) -> None:
     # A lost context has no work that could still write, and no mappings either.
     with contextlib.suppress(DeviceError):
         device.synchronize()
         mapping.close()
+
+
+class OwnExtent:
+    """A region's memory that the serving stack has allocated itself, and keeps, in this process.
+
+    Attributes:
+        device: whose.
+        address: the device pointer of the region's first byte.
+    """
+
+    def __init__(self, device: Device, address: int, array: Any) -> None:
+        self.device = device
+        self.address = address
+        self._array = array
+
+
+Extent = GpuExtent | OwnExtent
 
 
 class GpuArray:
@@ -43,7 +60,7 @@ class GpuArray:
     bf16 and fp8 are presented as unsigned integers of their size. It keeps the memory alive.
     """
 
-    def __init__(self, extent: GpuExtent, offset: int, shape: tuple[int, ...], typestr: str) -> None:
+    def __init__(self, extent: Extent, offset: int, shape: tuple[int, ...], typestr: str) -> None:
         self._extent = extent
         self.__cuda_array_interface__: dict[str, Any] = {
             "shape": shape,
@@ -65,7 +82,7 @@ class GpuArray:
         return self._extent.device.info.ordinal
 
 
-def view(region: Region, extent: GpuExtent, offset: int, like: str | None) -> Any:
+def view(region: Region, extent: Extent, offset: int, like: str | None) -> Any:
     """The region as `GpuArray`, or as an array of another library.
 
     Args:
@@ -97,7 +114,7 @@ def _cupy(cupy: Any, array: GpuArray) -> Any:
         return cupy.asarray(array)
 
 
-def _torch(torch: Any, region: Region, extent: GpuExtent, offset: int) -> Any:
+def _torch(torch: Any, region: Region, extent: Extent, offset: int) -> Any:
     device = f"cuda:{extent.device.info.ordinal}"
     raw = RAW_DTYPES.get(region.dtype)
     try:

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from worldmove.cuda.memory import Device
 from worldmove.errors import ManifestError, NotFoundError, ValidationError
 from worldmove.ipc import map_shared
-from worldmove.manifest import RAW_DTYPES, Place, Region, numpy_dtype
-from worldmove.sdk.gpu import GpuExtent, view
+from worldmove.manifest import HOST, RAW_DTYPES, Place, Region, numpy_dtype
+from worldmove.sdk.gpu import GpuExtent, OwnExtent, view
+from worldmove.sdk.own import address_of
 
 Array = npt.NDArray[Any]
 
@@ -40,15 +41,20 @@ class Mapped(NamedTuple):
     """One region where it lies. The mapping lives as long as anybody has a view of it."""
 
     region: Region
-    mapping: mmap.mmap | GpuExtent
+    mapping: mmap.mmap | GpuExtent | OwnExtent
     offset: int
     kept: Descriptor
 
 
 class RankMemory:
-    """Looks regions up by name and views them. Addresses stay the same until a region is resized."""
+    """Looks regions up by name and views them. Addresses stay the same until a region is resized.
 
-    def __init__(self) -> None:
+    Args:
+        own: memory that the stack has allocated itself, by region: it is viewed where it is.
+    """
+
+    def __init__(self, own: Mapping[str, Any] | None = None) -> None:
+        self._own = dict(own or {})
         self._regions: dict[str, Mapped] = {}
         self._devices: dict[str, Device] = {}
 
@@ -64,21 +70,36 @@ class RankMemory:
             DeviceError: an extent on a GPU can't be mapped here.
         """
         placed = tuple(placed)
-        devices = {extent: region.device for region, extent, _ in placed}
+        own = {
+            region.name: OwnExtent(self.device(region.device), address_of(array), array)
+            for region, _, _ in placed
+            if region.source.kind == "cuda-ipc" and (array := self._own.get(region.name)) is not None
+        }
+        devices = {extent: region.device for region, extent, _ in placed if region.name not in own}
         mappings = {
-            index: self._map(devices.get(index, "host"), fd, nbytes)
-            for index, (fd, nbytes) in extents.items()
+            index: self._map(device, *extents[index]) for index, device in devices.items() if index in extents
         }
         kept = {index: Descriptor(fd, nbytes) for index, (fd, nbytes) in extents.items()}
         for region, extent, offset in placed:
-            self._regions[region.name] = Mapped(region, mappings[extent], offset, kept[extent])
+            if region.name in own:
+                self._regions[region.name] = Mapped(region, own[region.name], 0, kept[extent])
+            else:
+                self._regions[region.name] = Mapped(region, mappings[extent], offset, kept[extent])
 
     def _map(self, device: str, fd: int, nbytes: int) -> mmap.mmap | GpuExtent:
-        if device == "host":
+        if device == HOST:
             return map_shared(fd, nbytes, populate=True)
-        if device not in self._devices:
-            self._devices[device] = Device(device)
-        return GpuExtent(self._devices[device], fd, nbytes)
+        return GpuExtent(self.device(device), fd, nbytes)
+
+    def device(self, uuid: str) -> Device:
+        """A GPU on which regions lie, or are about to.
+
+        Raises:
+            DeviceError: this process can't see it.
+        """
+        if uuid not in self._devices:
+            self._devices[uuid] = Device(uuid)
+        return self._devices[uuid]
 
     def synchronize(self) -> None:
         """Returns when every GPU that owns regions has done all that this process gave it, on every stream.
@@ -126,7 +147,7 @@ class RankMemory:
             ValidationError: it lies on a GPU.
         """
         region, mapping, offset, _ = self._mapped(name)
-        if isinstance(mapping, GpuExtent):
+        if not isinstance(mapping, mmap.mmap):
             raise ValidationError(f"region {name!r} lies on a GPU, which NumPy can't view", field="like")
         return np.ndarray(region.shape, dtype=numpy_dtype(region.dtype), buffer=mapping, offset=offset)
 
@@ -142,7 +163,7 @@ class RankMemory:
             ValidationError: the library is unknown, missing, or can't view such memory or this dtype.
         """
         region, mapping, offset, _ = self._mapped(name)
-        if isinstance(mapping, GpuExtent):
+        if not isinstance(mapping, mmap.mmap):
             return view(region, mapping, offset, like)
         if like is None or like == "numpy":
             return self.array(name)

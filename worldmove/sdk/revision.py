@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from worldmove.errors import ManifestError
-from worldmove.manifest import Manifest, Region, Source, layout, validate
+from worldmove.manifest import HOST, Extent, Manifest, Region, Source, itemsize, layout, validate
 from worldmove.memory.arena import create_arena
 from worldmove.page.messages import Put, Revise
+from worldmove.sdk.corner import corner
 from worldmove.sdk.memory import RankMemory, as_region, copy_common
 
 
@@ -45,29 +46,56 @@ def make_revision(
     regions = [resized.get(r.name, r) for r in manifest.regions if r.name not in change.drop]
     revised = msgspec.structs.replace(manifest, regions=(*regions, *added), revision=manifest.revision + 1)
     validate(revised)
-    _check_host(*resized.values(), *added)
+    _check_devices(manifest, *resized.values(), *added)
     if len(revised.ranks) != len(manifest.ranks):
         raise ManifestError(f"rank {rank} would be left without a region", field="drop")
     fresh = (*resized.values(), *added)
     extents, places = layout(fresh)
     fds: list[int] = []
     try:
-        fds += [create_arena(extent.nbytes, "worldmove-revision") for extent in extents]
-        old = {name: memory.array(name) for name in resized}
+        for extent in extents:
+            fds.append(_create(memory, extent))  # noqa: PERF401 - what there is when one fails is closed
+        memory.synchronize()
+        old = {name: (memory.region(name), memory.view(name, None)) for name in resized}
         memory.map(
             [(region, *place) for region, place in zip(fresh, places, strict=True)],
             {index: (fd, extent.nbytes) for index, (fd, extent) in enumerate(zip(fds, extents, strict=True))},
         )
+        _fill(memory, fresh, old)
     except BaseException:
         for fd in fds:
             os.close(fd)
         raise
-    for name, array in old.items():
-        copy_common(array, memory.array(name))
     memory.drop(change.drop)
     put = tuple(Put(region, *place) for region, place in zip(fresh, places, strict=True))
     sizes = tuple(extent.nbytes for extent in extents)
-    return revised, Revise(0, change.drop, put, sizes), fds
+    devices = tuple(extent.device for extent in extents)
+    return revised, Revise(0, change.drop, put, sizes, devices), fds
+
+
+def _create(memory: RankMemory, extent: Extent) -> int:
+    if extent.device == HOST:
+        return create_arena(extent.nbytes, "worldmove-revision")
+    return memory.device(extent.device).create(extent.nbytes)
+
+
+def _fill(memory: RankMemory, fresh: Iterable[Region], old: Mapping[str, tuple[Region, Any]]) -> None:
+    """Clears new memory on GPUs, and copies what resized regions keep; all of it is there afterwards."""
+    for region in fresh:
+        before = old.get(region.name)
+        if region.device == HOST:
+            if before is not None:
+                copy_common(before[1], memory.array(region.name))
+            continue
+        device, address = memory.device(region.device), memory.view(region.name, None).address
+        if region.nbytes:
+            device.clear(address, region.nbytes)
+        if before is None:
+            continue
+        item, addresses = itemsize(region.dtype), (before[1].address, address)
+        for rows in corner(before[0].shape, region.shape, item, addresses):
+            device.copy_rows(rows)
+    memory.synchronize()
 
 
 def _check_names(manifest: Manifest, rank: int, change: Change) -> None:
@@ -80,13 +108,14 @@ def _check_names(manifest: Manifest, rank: int, change: Change) -> None:
         raise ManifestError(f"regions {twice or list(change.drop)} are named twice", field="regions")
 
 
-def _check_host(*fresh: Region) -> None:
-    """What is revised is allocated in this process, which makes host memory only."""
+def _check_devices(manifest: Manifest, *fresh: Region) -> None:
+    """A session does not come to a device that it had no region on: its fingerprint would not cover it."""
+    allowed = (HOST, *manifest.gpus)
     for region in fresh:
-        if region.device != "host":
+        if region.device not in allowed:
             raise ManifestError(
-                f"region {region.name!r} lies on {region.device!r}; regions in host memory can be added or "
-                "resized",
+                f"region {region.name!r} lies on {region.device!r}; allowed: host memory and the devices of "
+                f"the session's regions, {list(allowed)}",
                 field="device",
             )
 

@@ -58,10 +58,10 @@ def read_ticket(text: str) -> Ticket:
         raise ValidationError("the text is no ticket", field="ticket") from error
 
 
-def map_rank(link: Link, fds: Sequence[int]) -> RankMemory:
-    """Maps a rank's extents and says that it is ready. Closes `fds`; on an error the link too."""
+def map_rank(link: Link, fds: Sequence[int], own: Mapping[str, Any] | None = None) -> RankMemory:
+    """Maps a rank's extents but `own` regions, and is ready. Closes `fds`; on an error the link too."""
     welcome = link.welcome
-    memory = RankMemory()
+    memory = RankMemory(own)
     try:
         extents = {
             index: (fd, size) for index, fd, size in zip(welcome.extents, fds, welcome.sizes, strict=True)
@@ -147,11 +147,10 @@ class Standby:
     def close(self) -> None:
         """Ends the standby; nothing once it holds a world."""
         link, self._link = self._link, None
-        if link is None:
-            return
-        link.close()
-        self._memory.clear()
-        self._end()
+        if link is not None:
+            link.close()
+            self._memory.clear()
+            self._end()
 
 
 class _Block:
@@ -355,7 +354,8 @@ class World:
     ) -> None:
         """Adds, drops or resizes regions of this rank, between two blocks. Waits for nobody.
 
-        New memory is zero; a resized region keeps the common corner of its contents (the common prefix
+        New memory is zero, and lies in host memory or on a GPU on which the session has regions already. A
+        resized region stays on its device, keeps the common corner of its contents (the common prefix
         where the number of dimensions changes) and has another address: ask for its tensor again.
 
         Args:

@@ -87,6 +87,7 @@ def _set(target, byte, length, _stream=0):
 
 
 runtime = SimpleNamespace(
+    memcpy=lambda target, source, length, _direction: _copy(target, source, length, _direction, 0),
     CUDARuntimeError=CUDARuntimeError,
     memcpyAsync=_copy,
     memsetAsync=_set,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,11 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FIXED = 0x10
 _NOTHING = 0
+_ROOM = os.environ.get("IMAGINED_ROOM", "")
+"""Processes of one room share the GPUs' memory: what one holds the others lack."""
+_current = []
+_allocated = {}
+"""Base address to size, descriptor and kind, of what is no virtual memory."""
 
 
 class CUresult(IntEnum):
@@ -49,6 +55,22 @@ class CUmemLocationType(IntEnum):
     CU_MEM_LOCATION_TYPE_DEVICE = 1
 
 
+class CUmemorytype(IntEnum):
+    CU_MEMORYTYPE_DEVICE = 2
+
+
+class CUipcMem_flags(IntEnum):  # noqa: N801 - CUDA's name
+    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1
+
+
+class CUpointer_attribute(IntEnum):  # noqa: N801 - CUDA's name
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
+    CU_POINTER_ATTRIBUTE_IS_MANAGED = 8
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
+    CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE = 10
+    CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17
+
+
 class CUmemAccess_flags(IntEnum):  # noqa: N801 - CUDA's name
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
 
@@ -61,6 +83,18 @@ class CUdevice_attribute(IntEnum):  # noqa: N801 - CUDA's name
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
+
+
+class CUipcMemHandle:
+    def __init__(self):
+        self._raw = ctypes.create_string_buffer(64)
+
+    def getPtr(self):
+        return ctypes.addressof(self._raw)
+
+
+class CUDA_MEMCPY2D:  # noqa: N801 - CUDA's name
+    pass
 
 
 def CUmemAllocationProp() -> SimpleNamespace:
@@ -115,12 +149,13 @@ def cuDevicePrimaryCtxRetain(device):
     return OK, device
 
 
-def cuCtxPushCurrent(_context):
+def cuCtxPushCurrent(context):
+    _current.append(context)
     return (OK,)
 
 
 def cuCtxPopCurrent():
-    return OK, 0
+    return OK, _current.pop()
 
 
 def cuCtxSynchronize():
@@ -128,17 +163,35 @@ def cuCtxSynchronize():
 
 
 def cuMemGetInfo():
-    return OK, TOTAL // 2, TOTAL
+    return OK, TOTAL - _used(_current[-1]) if _ROOM else TOTAL // 2, TOTAL
+
+
+def _name(ordinal):
+    return f"imagined-gpu-{ordinal}-{_ROOM}"
+
+
+def _used(ordinal):
+    """Bytes of one GPU that processes of this room hold, looked up in all of them."""
+    found = {}
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if str(link.readlink()).startswith(f"/memfd:{_name(ordinal)} "):
+                status = link.stat()
+                found[status.st_ino] = status.st_size
+        except OSError:
+            continue
+    return sum(found.values())
 
 
 def cuMemGetAllocationGranularity(_properties, _option):
     return OK, GRANULARITY
 
 
-def cuMemCreate(size, _properties, _flags):
-    if size > TOTAL:
+def cuMemCreate(size, properties, _flags):
+    ordinal = properties.location.id
+    if size > (TOTAL - _used(ordinal) if _ROOM else TOTAL):
         return FULL, None
-    fd = os.memfd_create("imagined-gpu")
+    fd = os.memfd_create(_name(ordinal))
     os.ftruncate(fd, size)
     os.pwrite(fd, b"\xee" * 4096, 0)
     return OK, fd
@@ -194,6 +247,88 @@ def cuMemHostUnregister(_address):
 
 def cuMemHostGetDevicePointer(address, _flags):
     return OK, address
+
+
+def cuMemsetD8Async(address, byte, nbytes, _stream):
+    ctypes.memset(address, byte, nbytes)
+    return (OK,)
+
+
+def cuMemcpy2DUnaligned(rows):
+    for row in range(rows.Height):
+        source, target = rows.srcDevice + row * rows.srcPitch, rows.dstDevice + row * rows.dstPitch
+        ctypes.memmove(target, source, rows.WidthInBytes)
+    return (OK,)
+
+
+def cuMemAlloc(size):
+    return OK, _alloc(size, "plain")
+
+
+def cuMemAllocManaged(size, _flags):
+    return OK, _alloc(size, "managed")
+
+
+def cuMemAllocAsync(size, _stream):
+    return OK, _alloc(size, "pool")
+
+
+def _alloc(size, kind):
+    fd = os.memfd_create(_name(_current[-1]))
+    os.ftruncate(fd, size)
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    _allocated[address] = (size, fd, kind, _current[-1])
+    return address
+
+
+def _found(address):
+    return next((base for base, one in _allocated.items() if base <= address < base + one[0]), None)
+
+
+def cuMemGetAddressRange(address):
+    base = _found(address)
+    return (OK, base, _allocated[base][0]) if base is not None else (INVALID, 0, 0)
+
+
+def cuPointerGetAttribute(attribute, address):
+    base = _found(address)
+    kind, ordinal = _allocated[base][2:] if base is not None else ("virtual", 0)
+    answers = {
+        CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE: 2,
+        CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED: kind == "managed",
+        CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: ordinal,
+        CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: kind == "plain",
+        CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: int(kind == "pool"),
+    }
+    return OK, answers[attribute]
+
+
+def cuIpcGetMemHandle(address):
+    size, fd, _kind, _ordinal = _allocated[address]
+    handle = CUipcMemHandle()
+    ctypes.memmove(handle.getPtr(), struct.pack("<QQQ40x", os.getpid(), fd, size), 64)
+    return OK, handle
+
+
+def cuIpcOpenMemHandle(handle, _flags):
+    pid, number, size = struct.unpack("<QQQ40x", ctypes.string_at(handle.getPtr(), 64))
+    try:
+        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+    except OSError:
+        return INVALID, 0
+    if pid == os.getpid() or size != os.fstat(fd).st_size:
+        os.close(fd)
+        return INVALID, 0
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    _allocated[address] = (size, fd, "opened", _current[-1])
+    return OK, address
+
+
+def cuIpcCloseMemHandle(address):
+    size, fd, _kind, _ordinal = _allocated.pop(address)
+    _libc.munmap(address, size)
+    os.close(fd)
+    return (OK,)
 
 
 def cuMemcpyAsync(target, source, nbytes, _stream):
