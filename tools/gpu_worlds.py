@@ -64,6 +64,9 @@ class Stack:
         self._version = 0
         self._blocks: dict[str, Any] = {}
         self._hogs: list[int] = []
+        self._gpus: dict[str, Device] = {}
+        # Before anything is registered: what a process has compiled is part of its fingerprint.
+        self._kernel(0)[0]((1,), (1,), (cupy.zeros(1, dtype=cupy.uint64), np.uint64(1), np.uint64(0)))
 
     # Memory
 
@@ -253,10 +256,11 @@ class Stack:
         return self._blocks[f"{kind} {fd}"].address
 
     def hog(self, device: str, leave: int) -> dict[str, Any]:
-        """Takes a GPU's memory, but for about `leave` bytes."""
-        gpu = Device(device)
+        """Takes a GPU's memory, but for about `leave` bytes; takes nothing where there is less."""
+        gpu = self._gpus.setdefault(device, Device(device))
         wanted = gpu.free()[0] - leave
-        self._hogs.append(gpu.create(wanted))
+        if wanted > 0:
+            self._hogs.append(gpu.create(wanted))
         return {"took": wanted, "free": gpu.free()[0]}
 
     def unhog(self) -> dict[str, Any]:
