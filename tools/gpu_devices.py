@@ -217,7 +217,9 @@ async def kinds(trial: Trial) -> dict[str, Any]:
 async def memory(trial: Trial) -> dict[str, Any]:
     """A GPU that is full: refused with what is needed and free, everything undone, and later it works."""
     first, second = trial.gpus
-    a, hog, late = await trial.hand(0), await trial.hand(1), await trial.hand(1)
+    a, hog, late, other = [await trial.hand(node) for node in (0, 1, 1, 0)]
+    for hand in (late, other):
+        await hand.ask("still")  # their contexts are there before anything is measured
     regions = trial.regions(cache="host", k=first)
     await a.ask("register", id="full", regions=regions)
     await a.ask("go", blocks=2)
@@ -242,7 +244,6 @@ async def memory(trial: Trial) -> dict[str, Any]:
     need(said.get("move", {}).get("code") == "no-memory", "a move to a full GPU", said)
     need((view.state, view.migration_id) == ("live", None), "the session", view)
     spread = trial.regions(x="host", y=first, z=second)
-    other = await trial.hand(0)
     said["register"] = await other.refused("register", id="spread", regions=spread)
     need(said["register"].get("error") == "no-memory", "a registration", said)
     undone = await trial.settles(full)

@@ -146,9 +146,8 @@ class DestinationMove(Driver):
         if self.machine.ended:
             berth.vacate()
             return
-        self._berth = berth
+        self._berth, self.path_name = berth, berth.path
         self._pins.enter_context(berth.slot.pinned())
-        self.path_name = berth.path
         admitted = m.Admitted(
             incarnation=self.services.claim.incarnation,
             path=berth.path,
