@@ -84,7 +84,11 @@ class Limits:
 
 def client_of(connection: HTTPConnection) -> str:
     """The address that a call came from; of an IPv6 address the site."""
-    host = connection.client.host if connection.client is not None else ""
+    return site_of(connection.client.host if connection.client is not None else "")
+
+
+def site_of(host: str) -> str:
+    """An address as one client: itself, or the site of an IPv6 address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

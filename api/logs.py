@@ -45,6 +45,14 @@ def _hidden(key: object, value: Any, depth: int) -> Any:
     return value
 
 
+def hide_controls(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Replaces control characters in texts: a name from outside must not write to the reader's terminal."""
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[key] = "".join(one if one.isprintable() else repr(one)[1:-1] for one in value)
+    return event
+
+
 def configure(level: LogLevel, form: LogFormat) -> None:
     """Sends everything logged in this process, also by the web server, through one set of processors."""
     shared: list[Processor] = [
@@ -62,9 +70,10 @@ def configure(level: LogLevel, form: LogFormat) -> None:
         ]
         if form == "json"
         else [
+            hide_controls,
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            )
+            ),
         ]
     )
     structlog.configure(

@@ -20,6 +20,7 @@ import uvloop
 from api import logs
 from api.app import create_app
 from api.binding import bind
+from api.entrance import Server
 from api.facade import NodeFacade
 from api.wire import HttpConnection, PeerConnection
 from worldmove.config import Settings, make_run_dir, make_state_dir
@@ -42,7 +43,7 @@ NodeMaker = Callable[[Settings, str], NodeFacade]
 log = structlog.get_logger("worldmove.serve")
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """uvicorn without its own signal handlers: ours close the node first."""
 
     @contextlib.contextmanager

@@ -7,7 +7,6 @@ who the other side of a TLS connection is.
 from __future__ import annotations
 
 import asyncio
-import resource
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +14,23 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from api import problems
+from api.entrance import Places
 
 if TYPE_CHECKING:
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
     from websockets.http11 import Request
 
 MAX_HEAD = 64 * 1024
 """Request line and headers together, bytes."""
 HEAD_SECONDS = 10.0
 """From a connection's start, or a request's first byte, to the end of its head."""
-CONNECTION_SHARE = 2
-"""Connections get this part of the descriptors that the process may have; memory needs the others."""
+MAX_WAITING = 16
+"""Requests that may wait on one connection for the answers before them (pipelining)."""
 
 
 class HttpConnection(HttpToolsProtocol):
-    """HTTP with bounded heads, a deadline for them, and a bounded number of connections."""
+    """HTTP with bounded heads, a deadline for them, and few requests that wait for answers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,17 +39,15 @@ class HttpConnection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A connection begins; one too many ends at once."""
+        """A connection begins."""
         super().connection_made(transport)
-        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // CONNECTION_SHARE:
-            transport.abort()
-            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
         self._stop_waiting()
         super().connection_lost(exc)
+        give_back(self)
 
     def data_received(self, data: bytes) -> None:
         """Counts the bytes of a head, which the parser itself may hold back as long as it likes."""
@@ -59,7 +59,13 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(431, f"request line and headers are longer than {MAX_HEAD} bytes")
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """The head is there.
+
+        Raises:
+            ValueError: too many requests wait; the parser ends with it.
+        """
+        if len(self.pipeline) >= MAX_WAITING:
+            raise ValueError(f"more than {MAX_WAITING} requests wait for answers")
         self._in_head, self._head = False, 0
         self._stop_waiting()
         super().on_headers_complete()
@@ -100,6 +106,10 @@ class HttpConnection(HttpToolsProtocol):
 class PeerConnection(WebSocketsSansIOProtocol):
     """A WebSocket that tells the application whose certificate the other side has shown, if any."""
 
+    def __init__(self, config: Config, server_state: ServerState, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, server_state, *args, **kwargs)
+        self.server_state = server_state
+
     def handle_connect(self, event: Request) -> None:
         """Adds `extensions.tls.client_cert_name` to the scope (the ASGI extension for TLS)."""
         super().handle_connect(event)
@@ -109,6 +119,17 @@ class PeerConnection(WebSocketsSansIOProtocol):
         shown: Any = self.transport.get_extra_info("ssl_object")
         if isinstance(shown, ssl.SSLObject | ssl.SSLSocket) and (certificate := shown.getpeercert()):
             scope["extensions"]["tls"] = {"client_cert_name": _name(certificate)}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        super().connection_lost(exc)
+        give_back(self)
+
+
+def give_back(connection: HttpConnection | PeerConnection) -> None:
+    """Gives the place of a connection back that has ended."""
+    if connection.client is not None and isinstance(connection.server_state, Places):
+        connection.server_state.give_back(connection.client[0])
 
 
 def _name(certificate: Any) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from worldmove.doctor import GPU_CHECKS, Machine, examine, gpu
 from worldmove.cuda.facts import Gpu, GpuFacts, Link, collect
+from worldmove.doctor import GPU_CHECKS, Machine, examine, gpu
 from worldmove.doctor.gpu_trial import DeviceTrial, PeerTrial, pattern
 
 FAKE = Path(__file__).with_name("fake_gpu")

@@ -76,6 +76,9 @@ BAD = [
     ({"id": "a\n"}, "id"),
     ({"id": "x" * 129}, "id"),
     ({"model": "\udfff"}, "model"),
+    ({"model": "tiny\x1b]0;owned\x07"}, "model"),
+    ({"endpoint": "http://x/\r\nSet-Cookie: a=b"}, "endpoint"),
+    (region(name="k\x1b[2J"), "regions[0].name"),
     ({"fingerprint": {"\ud800": "x"}}, "fingerprint"),
     ({"unknown": 1}, "unknown"),
 ]

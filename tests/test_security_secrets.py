@@ -21,9 +21,10 @@ from security_kit import OPERATOR, PEER, WORKER, Authority, trusting, write_toke
 
 from api import logs
 from worldmove import messages as m
+from worldmove.cli.common import report
 from worldmove.client import Client
 from worldmove.descriptors import Fetch
-from worldmove.errors import SessionMoved, UnauthorizedError
+from worldmove.errors import PeerError, SessionMoved, UnauthorizedError
 from worldmove.page.messages import Hello, Rejoin
 from worldmove.sdk.world import Ticket as WorkerTicket
 from worldmove.sdk.world import write_ticket
@@ -193,6 +194,28 @@ def test_tracebacks_show_no_values_and_texts_no_tokens(form: str, monkeypatch: p
     assert "nested" in text
     for secret in SECRETS:
         assert secret not in text
+
+
+def test_no_name_writes_to_a_readers_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths and reasons come from outside: neither log nor command line hands their control characters on."""
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    root = logging.getLogger()
+    before = list(root.handlers), root.level
+    known = structlog.get_config()
+    hostile = "/v1/\x1b[31mred\r\n2026 [info] forged \x9b2J\u202e"
+    try:
+        for form in ("json", "console"):
+            logs.configure("debug", form)  # type: ignore[arg-type]
+            structlog.get_logger("worldmove.test").info("request", path=hostile)
+            structlog.get_logger("worldmove.test").info(hostile)
+    finally:
+        root.handlers, root.level = before
+        structlog.configure(**known)
+    report(PeerError(hostile, owner=hostile), as_json=False)
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 6
+    assert all(line.isprintable() for line in lines), lines
 
 
 def _fail(log: structlog.stdlib.BoundLogger, operator_token: str) -> None:

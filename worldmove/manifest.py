@@ -309,8 +309,11 @@ def _check_session(manifest: Manifest) -> None:
             f"host_state_bytes is {manifest.host_state_bytes}; 0 to {MAX_HOST_STATE} are allowed",
             field="host_state_bytes",
         )
-    if not 1 <= len(manifest.model) <= 256:
-        raise ManifestError("model has a length outside 1 to 256 characters", field="model")
+    # Both are shown on terminals and in logs, which control characters could rewrite.
+    if not 1 <= len(manifest.model) <= 256 or not manifest.model.isprintable():
+        raise ManifestError("model must have 1 to 256 printable characters", field="model")
+    if not (manifest.endpoint or "").isprintable():
+        raise ManifestError("endpoint must have printable characters only", field="endpoint")
     if len(manifest.regions) > MAX_REGIONS:
         raise ManifestError(
             f"{len(manifest.regions)} regions; at most {MAX_REGIONS} are allowed", field="regions"

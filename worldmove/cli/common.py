@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from worldmove.cli.tables import readable
 from worldmove.client import Client
 from worldmove.errors import (
     ConfigError,
@@ -96,10 +97,11 @@ def report(error: WorldMoveError, as_json: bool) -> None:
         return
     console = stderr()
     message = f"error: {error.message} ({code})"
-    console.print(message, markup=False, highlight=False, soft_wrap=True, style="red")
+    console.print(readable(message), markup=False, highlight=False, soft_wrap=True, style="red")
     if not isinstance(error, ConfigError | ValidationError):
         for name in sorted(facts.keys() - {"status", "url"}):
-            console.print(f"  {name}: {facts[name]}", markup=False, highlight=False, soft_wrap=True)
+            fact = readable(f"  {name}: {facts[name]}")
+            console.print(fact, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

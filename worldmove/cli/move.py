@@ -113,7 +113,7 @@ def _verdict(verdict: DryRun, as_json: bool) -> None:
             if verdict.admissible
             else f"would be refused: {verdict.reason} ({verdict.code})"
         )
-        console.print(said, markup=False)
+        console.print(tables.readable(said), markup=False)
         for name in sorted(verdict.required.keys() | verdict.available.keys()):
             facts = [
                 f"{word} {tables.amount(name, found[name])}"

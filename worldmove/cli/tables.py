@@ -42,6 +42,11 @@ def amount(name: str, value: float) -> str:
     return size(value) if name.endswith("bytes") else f"{value:g}"
 
 
+def readable(text: str) -> str:
+    """What another node or client wrote, without control characters: it must not write to this terminal."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def ms(value: float | None) -> str:
     """Milliseconds."""
     return "–" if value is None else f"{value:.1f}"
@@ -127,7 +132,7 @@ def move(view: MigrationView) -> Table:
     table.add_row("sent_bytes", size(view.sent_bytes))
     if view.code or view.reason:
         table.add_row("code", Text(view.code or "–"))
-        table.add_row("reason", Text(view.reason or "–"))
+        table.add_row("reason", Text(readable(view.reason or "–")))
     receipt = view.receipt
     if receipt is None:
         table.add_row("elapsed_ms", ms(view.elapsed_ms))
