@@ -238,6 +238,7 @@ def test_every_world_that_may_stop_goes_on_in_time(
                 step = min(step, left[name])
                 left[name] -= step
                 now += step
+                pauses.progress(name, left[name])
                 if left[name] <= 1e-9:
                     assert now + needs[name].apart_s <= until[name] + 1e-6
                     del left[name]
@@ -250,7 +251,7 @@ def test_every_world_that_may_stop_goes_on_in_time(
     for number, (gap, work, apart, horizon, delay) in enumerate(steps):
         if work + apart <= horizon:
             name = f"m{number}"
-            needs[name] = Need(work, apart, horizon, now + 10)
+            needs[name] = Need(work, apart, delay, horizon, now + 10)
             delays[name] = delay
             pauses.want(name, needs[name])
         run(now + gap)
@@ -261,10 +262,10 @@ def test_every_world_that_may_stop_goes_on_in_time(
 
 def test_nobody_overtakes_in_the_pauses() -> None:
     pauses = Pauses()
-    pauses.want("long", Need(0.2, 0.0, 0.25, deadline=5.0))
+    pauses.want("long", Need(0.2, 0.0, 0.1, 0.25, deadline=5.0))
     assert pauses.due(0.0) == ["long"]
-    pauses.want("late", Need(0.01, 0.0, 0.25, deadline=9.0))
-    pauses.want("early", Need(0.2, 0.0, 0.25, deadline=7.0))
+    pauses.want("late", Need(0.01, 0.0, 0.3, 0.25, deadline=9.0))
+    pauses.want("early", Need(0.2, 0.0, 0.1, 0.25, deadline=7.0))
     assert pauses.due(0.0) == [], "the small one waits behind the earlier one"
     assert (pauses.may("long"), pauses.may("early"), pauses.waiting) == (True, False, 2)
     pauses.leave("long")
@@ -298,9 +299,13 @@ def test_a_quantile_is_a_sample(values: list[float], share: float) -> None:
 def test_rates_by_name_are_bounded() -> None:
     measured = Rates()
     measured.note_bytes(LINE, 100, 2.0, now=0.0)
-    measured.note_bytes(LINE, 0, 2.0, now=0.0)
-    assert (measured.rate(LINE, 1.0), measured.last(LINE)) == (50.0, 50.0)
-    assert (measured.tail("commit", 1.0), measured.rate("x", 1.0), measured.last("x")) == (None, None, None)
+    measured.note_bytes(LINE, 0, 2.0, now=5.0)
+    assert (measured.rate(LINE, 1.0), measured.noted_at(LINE)) == (50.0, 0.0)
+    assert (measured.tail("commit", 1.0), measured.rate("x", 1.0), measured.noted_at("x")) == (
+        None,
+        None,
+        None,
+    )
     measured.note("commit", 0.1, 0.0)
     assert measured.tail("commit", 1.0) == 0.1
     for number in range(MOST_NAMES + 5):

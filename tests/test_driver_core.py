@@ -140,7 +140,7 @@ def side(role: Role, ledger: FlakyLedger | None = None) -> Side:
         lanes=cast(Any, None),
         rings=cast(Any, None),
         executors=cast(Any, None),
-        gate=cast(Any, None),
+        intake=cast(Any, None),
         door=cast(Any, None),
         note_rate=lambda _path, _bytes, _seconds: None,
     )

@@ -272,8 +272,9 @@ async def test_measured_epochs_are_told() -> None:
 
 async def test_worlds_stop_in_turn() -> None:
     gate = Gate(None, 1)
-    need = Need(0.2, 0.0, 0.25, 9.0)
+    need = Need(0.2, 0.0, 0.1, 0.25, 9.0)
     assert await gate.turn("a", need) < 1
+    assert await gate.turn("a", need) == 0.0, "it has its turn already"
     second = asyncio.create_task(gate.turn("b", need))
     third = asyncio.create_task(gate.turn("c", need))
     await settled()

@@ -53,6 +53,8 @@ class Settings:
     register_rate: float = 500.0
     move_rate: float = 50.0
     gate_rate: float | None = None
+    gate_outstanding: int | None = None
+    gate_senders: int = 64
     min_gbps: float = 0.0
     path: PathChoice = "auto"
     lanes: int = 1

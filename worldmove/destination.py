@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from worldmove import messages as m
 from worldmove import protocol as p
+from worldmove.arrival import Arrival
 from worldmove.driver import Driver, Perform, Services
 from worldmove.errors import (
     DeadlineError,
@@ -35,7 +36,6 @@ from worldmove.sessions import Berth
 RECLAIM_POLL_S = 0.05
 SIGN_OF_LIFE_S = 0.2
 """How old a worker's answer may be when its world is verified."""
-RATED_BYTES = 16 << 20
 PROGRESS_BYTES = 1 << 20
 
 
@@ -55,6 +55,7 @@ class DestinationMove(Driver):
         super().__init__(services, hello.move_id, policy)
         self.hello = hello
         self.created_at = now_text()
+        self._arrival = Arrival(services.intake, hello, services.note_rate, services.settings.min_gbps)
         self.path_name: str | None = None
         self.landed = 0
         self._told = 0
@@ -153,6 +154,7 @@ class DestinationMove(Driver):
             path=berth.path,
             lanes=self.services.settings.lanes if berth.path == "staged" else 0,
             devices=travelled(action.hello.manifest, berth.memory.manifest),
+            **self.services.intake.terms_of(self.move_id),
         )
         self.post(p.AdmitOk(admitted=admitted))
 
@@ -174,7 +176,8 @@ class DestinationMove(Driver):
         near = self._bound().path == "local"
         self._path = await (opening.local(self._reader) if near else opening.staged(self._reader))
         self._path.lost.add_done_callback(self._on_path_lost)
-        self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed)
+        await self._arrival.opened(self._path, self._bound().memory.leaf_map)
+        self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed, self._arrival.read)
         await self._inbound.open(arm=not self.hello.live)
         self.post(p.PathReady())
 
@@ -184,6 +187,7 @@ class DestinationMove(Driver):
 
     def _on_landed(self, nbytes: int) -> None:
         self.landed += nbytes
+        self._arrival.landed(nbytes)
         told = self.machine.state is not State.PREPARED  # the source knows that its world stands
         if told and self.landed - self._told >= max(PROGRESS_BYTES, self.hello.manifest.nbytes // 50):
             self._told = self.landed
@@ -195,8 +199,7 @@ class DestinationMove(Driver):
         return self._inbound
 
     def _start_round(self, action: p.StartRound) -> None:
-        if action.final and self._path is not None:
-            self._path.stand(self.hello.horizon_ms / 1000)
+        self._arrival.begins(final=action.final)
         self._receiving().start_round(action.number, final=action.final)
 
     def _plan_part(self, action: p.PlanPart) -> None:
@@ -204,16 +207,12 @@ class DestinationMove(Driver):
 
     async def _close_round(self, action: p.CloseRound) -> None:
         count = await self._receiving().close_round()
-        if self._path is not None and count.bytes >= RATED_BYTES:
-            self.services.note_rate(self._path.name, count.bytes, count.ms / 1000)
-            self._check_rate(self._path.name, count.bytes * 8 / count.ms / 1e6)
+        if (slow := self._arrival.round(count.bytes, count.ms / 1000)) is not None:
+            self.fail("path-too-slow", slow)
         complete = p.RoundComplete(number=action.number, leaves=count.leaves, bytes=count.bytes, ms=count.ms)
+        if not count.final:
+            await self._arrival.turn()
         self.post(complete)
-
-    def _check_rate(self, name: str, gbps: float) -> None:
-        floor = self.services.settings.min_gbps
-        if gbps < floor:
-            self.fail("path-too-slow", f"path {name} brought {gbps:.2f} Gb/s; --min-gbps asks for {floor:g}")
 
     async def _verify(self, action: p.Verify) -> None:
         inbound = self._receiving()
@@ -266,7 +265,7 @@ class DestinationMove(Driver):
                 return
             self._record = new
         self._committed_at = time.monotonic()
-        commit_ms = (self._committed_at - self._verified_at) * 1000
+        commit_ms = self._arrival.committed(self._committed_at - self._verified_at) * 1000
         self.post(p.RecordCommitted(committed=m.Committed(epoch=new.epoch, commit_ms=commit_ms)))
 
     def _begun(self) -> SessionRecord:
@@ -300,7 +299,7 @@ class DestinationMove(Driver):
                 return
             self._record = new
         berth.install(new, self.hello)
-        resume_ms = (time.monotonic() - self._committed_at) * 1000
+        resume_ms = self._arrival.runs(time.monotonic() - self._committed_at) * 1000
         adopted = m.Adopted(epoch=new.epoch, resume_ms=resume_ms, endpoint=endpoint)
         self.post(p.RecordAdopted(adopted=adopted))
 
@@ -336,6 +335,7 @@ class DestinationMove(Driver):
             await self._inbound.stop()
         if self._path is not None:
             await self._path.quiet()
+        self._arrival.runs()
 
     async def _await_reclaim(self, _action: p.AwaitReclaim) -> None:
         """Nobody takes the world here: the source may take it back, else it lives on unattended."""

@@ -23,8 +23,8 @@ from worldmove.config import Settings
 from worldmove.descriptors import DescriptorDoor
 from worldmove.errors import LedgerError, NotFoundError, ProtocolError, WorldMoveError
 from worldmove.executor.devices import Pools
-from worldmove.gate import Gate
 from worldmove.hosting.slots import Slot
+from worldmove.intake import Intake
 from worldmove.ledger.base import Ledger
 from worldmove.ledger.records import Claim, SessionRecord, fate
 from worldmove.machine import Machine, Role
@@ -98,7 +98,7 @@ class Services:
     lanes: LanePool
     rings: Rings
     executors: Pools
-    gate: Gate
+    intake: Intake
     door: DescriptorDoor
     faults: Faults | None = None
     note_rate: Callable[[str, int, float], None]

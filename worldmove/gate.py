@@ -15,7 +15,7 @@ from math import inf
 from worldmove.errors import ConfigError, ProcessLostError, ValidationError
 from worldmove.granting.bucket import Bucket
 from worldmove.granting.meter import Epoch
-from worldmove.granting.pace import MOST_SENDERS, MOST_WINDOW, Pace
+from worldmove.granting.pace import MOST_SENDERS, MOST_WINDOW, WINDOW_S, Pace
 from worldmove.granting.pauses import Need, Pauses
 from worldmove.granting.policy import Member, Policy, Request
 from worldmove.views import GateView
@@ -139,6 +139,16 @@ class Gate:
         self._turns: dict[str, asyncio.Future[None]] = {}
 
     @property
+    def rate(self) -> float | None:
+        """Bytes per second that it grants at most."""
+        return self._bucket.rate
+
+    @property
+    def busy(self) -> bool:
+        """Grants are out or waited for."""
+        return bool(self._policy.outstanding or self._policy.waiting)
+
+    @property
     def bound_bytes(self) -> int:
         """What may be out at once at this moment."""
         return self._policy.allowed[1]
@@ -147,8 +157,13 @@ class Gate:
         """See `Pass.batch_bytes`."""
         part = self.pace.window // (2 * lanes)
         if self._bucket.rate is not None:
-            part = min(part, self._bucket.burst)
+            part = min(part, int(self._bucket.rate * WINDOW_S))
         return min(most, max(MIN_BATCH, part))
+
+    def blocked_s(self, line: float) -> float:
+        """How long a world that stands may wait for what is granted already, on a line of so many bytes/s."""
+        out = self.bound_bytes if self._bucket.rate is None else self.batch_bytes(self.bound_bytes)
+        return out / line
 
     def join(
         self, name: str, sender: str, deadline_s: float = inf, on_cut: Callable[[str], None] | None = None
@@ -170,6 +185,8 @@ class Gate:
 
         It holds its turn until `turn_over`, also if the wait is cancelled.
         """
+        if self._pauses.may(name):
+            return 0.0
         started = time.monotonic()
         self._pauses.want(name, need)
         future = self._turns[name] = asyncio.get_running_loop().create_future()
@@ -180,6 +197,12 @@ class Gate:
     def stands(self, name: str, seconds: float) -> None:
         """The world of a move that has its turn stands, and has to go on within `seconds`."""
         self._pauses.stands(name, time.monotonic() + seconds)
+
+    def progress(self, name: str, work_s: float) -> None:
+        """So much of the receiver's work is left for a world that stands."""
+        self._pauses.progress(name, work_s)
+        if self._pauses.waiting:
+            self._give_turns()
 
     def turn_over(self, name: str) -> None:
         """The move's world runs, or will not be stopped yet."""

@@ -58,7 +58,8 @@ class Inbound:
     """Receives one session into one memory.
 
     Errors of the work that it spawns go to `on_error`; the owner then aborts the path and calls `stop`.
-    `on_landed` is told the bytes of each batch that has landed.
+    `on_landed` is told the bytes of each batch that has landed; `on_read` the bytes of what was kept, and the
+    seconds in which they were read back in the pause.
 
     Attributes:
         repair_bytes: what was sent again because it was damaged; no round counts it.
@@ -70,12 +71,14 @@ class Inbound:
         path: Path,
         on_error: Callable[[BaseException], None],
         on_landed: Callable[[int], None],
+        on_read: Callable[[int, float], None] = lambda _nbytes, _seconds: None,
     ) -> None:
         self._reader = reader
         self._path = path
         self._landing = path if isinstance(path, LocalPath) and path.reads else None
         self._tasks = Tasks(on_error)
         self._on_landed = on_landed
+        self._on_read = on_read
         self._slots = asyncio.Semaphore(path.width)
         self._unread = asyncio.Semaphore(path.width * UNREAD_PER_SLOT)
         self._count = RoundCount(0, final=False, started=0.0)
@@ -129,11 +132,16 @@ class Inbound:
             return
         if final:
             kept = self._reader.memory.leaf_map.runs(np.flatnonzero(self._own.known))
-            self._tasks.spawn(self._reader.read(self._again, kept, urgent=True))
+            self._tasks.spawn(self._read_again(kept))
         if self._own.known.any():
             self._ask(np.flatnonzero(~self._own.known))
         else:
             self._ask_all()
+
+    async def _read_again(self, kept: Sequence[Span]) -> None:
+        start = time.monotonic()
+        await self._reader.read(self._again, kept, urgent=True)
+        self._on_read(sum(span.length for span in kept), time.monotonic() - start)
 
     def plan(self, part: TablePart) -> None:
         """Takes a part of the source's table and asks for the leaves that differ.

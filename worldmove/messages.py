@@ -48,6 +48,23 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=True
     """Base of all messages between nodes."""
 
 
+Rate = Annotated[float, Meta(gt=0, le=1e15)]
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a source knows of its side of a move, in bytes per second; left out what it has not measured.
+
+    Attributes:
+        digest_bytes_per_s: how fast it reads such a state into a table.
+        dirty_bytes_per_s: what has to be sent of the session per second of generating.
+        egress_bytes_per_s: what the node may send.
+    """
+
+    digest_bytes_per_s: Rate | None = None
+    dirty_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] | None = None
+    egress_bytes_per_s: Rate | None = None
+
+
 class Hello(Message, frozen=True, kw_only=True):
     """Source → destination: may this session come? With `dry_run` only the verdict is wanted.
 
@@ -72,19 +89,25 @@ class Hello(Message, frozen=True, kw_only=True):
     allow_unattended: bool = False
     dry_run: bool = False
     devices: Annotated[dict[Name, Name], Meta(max_length=MAX_RANKS)] = {}
+    terms: Terms | None = None
 
 
 class Admitted(Message, frozen=True, kw_only=True):
     """Destination → source: memory is reserved and a standby bound; `path` is how the bytes will come.
 
     `devices`: pairs of a GPU of the source and the one to which regions of it go.
+    `required` and `available` are the terms of the verdict, `unmeasured` those that nobody knows yet;
+    `provisional`: they are measured before the world stops, and may still refuse the move.
     """
 
     incarnation: Count
     path: Name
     lanes: Annotated[int, Meta(ge=0, le=MAX_LANES)]
+    required: dict[str, float] = {}
     available: dict[str, float] = {}
     devices: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=MAX_REGIONS)] = ()
+    unmeasured: tuple[str, ...] = ()
+    provisional: bool = False
 
 
 class Rejected(Message, frozen=True, kw_only=True):

@@ -90,7 +90,7 @@ class Opening:
 
     def _pass(self) -> Pass:
         hello = self._hello
-        return self._services.gate.join(hello.move_id, hello.source, hello.deadline_ms / 1000)
+        return self._services.intake.gate.join(hello.move_id, hello.source, hello.deadline_ms / 1000)
 
     async def _through_rings(self, target: Reader) -> Path:
         services = self._services

@@ -299,6 +299,19 @@ OPTIONS: tuple[Option, ...] = (
         "Bytes this node lets in for all moves together. Default: no limit.",
     ),
     Option(
+        "gate_outstanding",
+        parse_size,
+        "a size such as 4MiB, 64MB or 1048576",
+        "Most bytes granted to senders and not landed yet; less, where measuring finds that less is enough. "
+        "Default: 1 GiB.",
+    ),
+    Option(
+        "gate_senders",
+        _integer(1, 64),
+        "1 to 64",
+        "Most senders that answer at once; fewer, where measuring finds that fewer bring as much.",
+    ),
+    Option(
         "min_gbps",
         _number(0, 100_000),
         "Gbit/s, 0 to 100000",

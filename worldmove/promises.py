@@ -45,21 +45,15 @@ class Promises:
         """As `judge`; an admissible move gets its promise."""
         verdict = self.judge(demand, supply, now)
         if verdict.admissible:
-            self.keep(
-                Promise(
-                    name=name,
-                    deadline=now + demand.deadline_s,
-                    left=verdict.reserved_bytes,
-                    pause_bytes=verdict.pause.delta_bytes,
-                )
-            )
+            self.promise(name, verdict, now + demand.deadline_s)
         return verdict
 
-    def keep(self, promise: Promise) -> None:
-        """Takes a promise into the books, in place of one by the same name."""
-        self.drop(promise.name)
-        self._by_name[promise.name] = promise
-        insort(self._order, promise, key=lambda one: one.deadline)
+    def promise(self, name: str, verdict: Verdict, deadline: float) -> None:
+        """Takes what a verdict reserves into the books, in place of what stands there by that name."""
+        self.drop(name)
+        left, pause_bytes = verdict.reserved_bytes, verdict.pause.delta_bytes
+        one = self._by_name[name] = Promise(name=name, deadline=deadline, left=left, pause_bytes=pause_bytes)
+        insort(self._order, one, key=lambda each: each.deadline)
 
     def landed(self, name: str, nbytes: int) -> None:
         """Some of what was promised has come."""

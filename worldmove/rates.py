@@ -17,12 +17,12 @@ MOST_NAMES = 256
 LOW = 0.1
 HIGH = 0.95
 LINE = "line"
-SOURCE_DIGEST = "digest-source"
-DESTINATION_DIGEST = "digest-destination"
 COMMIT = "commit"
 RESUME = "resume"
 OPEN = "open"
 SETTLE = "settle"
+TIMES = frozenset({COMMIT, RESUME, OPEN, SETTLE})
+"""Names of times in seconds; all others are rates in bytes per second."""
 
 
 def path_name(path: str, peer: str) -> str:
@@ -63,9 +63,9 @@ class Window:
         return ordered[min(max(rank, 0), count - 1)]
 
     @property
-    def last(self) -> float | None:
-        """The latest sample."""
-        return self._samples[-1][1] if self._samples else None
+    def noted_at(self) -> float | None:
+        """When the latest sample was noted."""
+        return self._samples[-1][0] if self._samples else None
 
 
 class Rates:
@@ -100,10 +100,10 @@ class Rates:
         window = self._windows.get(name)
         return window.quantile(HIGH, now) if window is not None else None
 
-    def last(self, name: str) -> float | None:
-        """The latest sample, whenever it was."""
+    def noted_at(self, name: str) -> float | None:
+        """When the latest sample was noted."""
         window = self._windows.get(name)
-        return window.last if window is not None else None
+        return window.noted_at if window is not None else None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -26,12 +26,14 @@ class Session:
         slot: memory and ranks.
         record: the ledger's record, as this node last saw it.
         move: the driver of the move away from here, while there is one.
+        dirty_rate: bytes to send per second of generating, as its last moves have shown; `None`: unknown.
     """
 
     def __init__(self, slot: Slot, record: SessionRecord, book: SessionBook) -> None:
         self.slot = slot
         self.record = record
         self.move: Any = None
+        self.dirty_rate: float | None = None
         self._book = book
 
     @property
@@ -63,6 +65,7 @@ class Session:
             ranks=len(manifest.ranks),
             block_ms=manifest.block_ms,
             horizon_ms=manifest.horizon_ms,
+            dirty_bytes_per_s=self.dirty_rate,
             snapshot_block=self.slot.spare.block if self.slot.spare is not None else None,
             endpoint=self.record.endpoint,
             migration_id=self.move.move_id if self.move is not None else None,

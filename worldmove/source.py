@@ -24,6 +24,7 @@ from worldmove.machine import Role
 from worldmove.offering import Serving
 from worldmove.page.looking import open_to_look
 from worldmove.protocol import State
+from worldmove.rates import SETTLE
 from worldmove.reading import Plan, Reader
 from worldmove.receipts import Account
 from worldmove.rounds import RoundPolicy
@@ -67,6 +68,7 @@ class SourceMove(Driver):
         self._plan: Plan | None = None
         self._armed: Armed | None = None
         self._pause: Pause | None = None
+        self._gave_up_at: float | None = None
         self._quiet: asyncio.Future[None] | None = None
 
     @property
@@ -125,6 +127,8 @@ class SourceMove(Driver):
         self.account.note(event)
         before = self.machine.state
         super()._handle(event)
+        if self.machine.state is State.SETTLING and before is not State.SETTLING:
+            self._gave_up_at = time.monotonic()
         if self.machine.state is State.COMMITTED and before is not State.COMMITTED:
             # A peer that answers pings and hangs would leave the world standing: the record then decides.
             self.later(
@@ -242,7 +246,10 @@ class SourceMove(Driver):
         plan, self._plan = self._plan, None
         if plan is None:
             plan = self._reader.plan_read(table, self._reader.all_spans())
+        start = time.monotonic()
         await self._reader.perform(plan, urgent=action.final, on_read=send)
+        manifest = self.hello.manifest
+        self.services.intake.note_digest("source", manifest, manifest.nbytes, time.monotonic() - start)
         self.post(p.TableDone(number=action.number))
 
     def _opened_table(self) -> LeafTable:
@@ -259,7 +266,16 @@ class SourceMove(Driver):
             self._armed.start()
         self._pause = await ranks.pause(timeout, allow_unattended=self.hello.allow_unattended)
         self.account.paused(self._pause)
+        self._limit_pause(self._pause.stopped_at)
         self.post(p.WorldPaused(block=self._pause.block))
+
+    def _limit_pause(self, stopped_at: float) -> None:
+        """A pause that lasts too long is given up while the world can still go on here within its horizon."""
+        horizon_s = self.hello.horizon_ms / 1000
+        spare_s = min(self.services.intake.settling_s(), horizon_s / 2)
+        left_ms = (stopped_at + horizon_s - spare_s - time.monotonic()) * 1000
+        late = f"the world would stand longer than its horizon of {self.hello.horizon_ms:g} ms"
+        self.later(max(left_ms, 0.0), lambda: self.fail("horizon", late))
 
     async def _seal_world(self, _action: p.SealWorld) -> None:
         pause = self._pause
@@ -279,6 +295,8 @@ class SourceMove(Driver):
     def _resume_world(self, _action: p.ResumeWorld) -> None:
         if self._pause is not None:
             self._pause.resume()
+            if self._gave_up_at is not None:
+                self.services.intake.note_time(SETTLE, time.monotonic() - self._gave_up_at)
 
     async def _release_world(self, _action: p.ReleaseWorld) -> None:
         self.session.leave(self.destination, self.session.record.endpoint)

@@ -240,13 +240,22 @@ class MigrationPage(View, frozen=True, kw_only=True):
 
 
 class DryRun(View, frozen=True, kw_only=True):
-    """Would the move be taken on now? `required` and `available` hold every term that was looked at."""
+    """Would the move be taken on now? `required` and `available` hold every term that was looked at.
+
+    Names end in their unit; what both name is compared. `unmeasured` terms limit nothing: the move would
+    measure them before its world stops, and might be given up then; so might one that is `provisional`, which
+    counts on more than what was measured. `retry_after_ms`: when it would be possible, where waiting helps.
+    """
 
     admissible: bool
     code: str | None = None
+    condition: str | None = None
     reason: str | None = None
     required: dict[str, float] = {}
     available: dict[str, float] = {}
+    unmeasured: tuple[str, ...] = ()
+    provisional: bool = False
+    retry_after_ms: float | None = None
 
 
 class DeviceView(View, frozen=True, kw_only=True):
@@ -291,7 +300,12 @@ class LaneView(View, frozen=True, kw_only=True):
 
 
 class NodeView(View, frozen=True, kw_only=True):
-    """`GET /v1/node`."""
+    """`GET /v1/node`.
+
+    `measured` holds what moves are judged by, by name: rates in bytes per second, times in seconds, each with
+    its safety quantile. `reserved_bytes_per_s` is promised to moves that were taken on; `rejected` counts by
+    code.
+    """
 
     name: str
     incarnation: int
@@ -301,6 +315,9 @@ class NodeView(View, frozen=True, kw_only=True):
     devices: tuple[DeviceView, ...]
     path_gbps: dict[str, float]
     gate: GateView
+    measured: dict[str, float] = {}
+    reserved_bytes_per_s: float = 0.0
+    rejected: dict[str, int] = {}
     lanes: tuple[LaneView, ...]
     executors: tuple[int, ...]
     keeper: int

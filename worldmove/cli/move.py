@@ -108,19 +108,17 @@ def _verdict(verdict: DryRun, as_json: bool) -> None:
         emit(verdict)
     else:
         console = stdout()
-        said = (
-            "would be taken on"
-            if verdict.admissible
-            else f"would be refused: {verdict.reason} ({verdict.code})"
-        )
+        refused = f"would be refused: {verdict.reason} ({verdict.code})"
+        said = "would be taken on" if verdict.admissible else refused
         console.print(tables.readable(said), markup=False)
-        for name in sorted(verdict.required.keys() | verdict.available.keys()):
-            facts = [
-                f"{word} {tables.amount(name, found[name])}"
-                for word, found in (("required", verdict.required), ("available", verdict.available))
-                if name in found
-            ]
-            console.print(f"  {name}: {', '.join(facts)}", markup=False)
+        console.print(tables.verdict(verdict))
+        if verdict.provisional:
+            console.print("provisional: what is not known is measured before the world stops, and decides")
+        if verdict.unmeasured:
+            names = tables.readable(", ".join(verdict.unmeasured))
+            console.print(f"not measured yet: {names}", markup=False)
+        if verdict.retry_after_ms is not None:
+            console.print(f"there should be room in {verdict.retry_after_ms / 1000:.1f} s")
     if not verdict.admissible:
         raise typer.Exit(EXIT_FAILED)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from worldmove.views import MigrationView, NodeView, PeerNode, SessionView
+from worldmove.views import DryRun, MigrationView, NodeView, PeerNode, SessionView
 
 _STYLES = {
     "live": "green",
@@ -39,6 +39,10 @@ def size(nbytes: float | None) -> str:
 
 def amount(name: str, value: float) -> str:
     """A number by the unit that its name ends in."""
+    if name.endswith("bytes_per_s"):
+        return f"{size(value)}/s"
+    if name.endswith("_ms"):
+        return f"{value:.1f} ms"
     return size(value) if name.endswith("bytes") else f"{value:g}"
 
 
@@ -117,6 +121,22 @@ def moves(items: Iterable[MigrationView], width: int) -> Table:
             "reason": Text(view.code or ""),
         }
         table.add_row(*(cells[name] for name in chosen))
+    return table
+
+
+def verdict(view: DryRun) -> Table:
+    """Every term of a verdict: what is compared first, and where it does not hold in red."""
+    table = _table("Verdict", "term >required >available")
+    both = view.required.keys() & view.available.keys()
+    either = view.required.keys() ^ view.available.keys()
+    for name in [*sorted(both), *sorted(either)]:
+        need, there = view.required.get(name), view.available.get(name)
+        table.add_row(
+            Text(readable(name)),
+            "–" if need is None else amount(name, need),
+            "–" if there is None else amount(name, there),
+            style="red" if need is not None and there is not None and need > there else "",
+        )
     return table
 
 

@@ -3,6 +3,7 @@
 All of them need the receiver, one after the other: its line for what is left of their state, its executors to
 read it back. A world may stop when, served in the order in which they have to go on, all that stand or may
 stop at any moment are done in time: for every slack, the work of those with at most that slack fits into it.
+And it stops no earlier than it must for the receiver to have work all the time: early means longer.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ class Need(NamedTuple):
     Attributes:
         work_s: of the receiver.
         apart_s: elsewhere: of the source, the ledger, the standby.
+        stop_s: until the world stands, once it may.
         horizon_s: how long the world may stand.
         deadline: when the whole move has to be done, in seconds of the caller's clock.
     """
 
     work_s: float
     apart_s: float
+    stop_s: float
     horizon_s: float
     deadline: float
 
@@ -53,6 +56,12 @@ class Pauses:
         if name in self._may:
             self._until[name] = until
 
+    def progress(self, name: str, work_s: float) -> None:
+        """So much of the receiver's work is left for a world that stands."""
+        need = self._may.get(name)
+        if need is not None and name in self._until and work_s < need.work_s:
+            self._may[name] = need._replace(work_s=work_s)
+
     def leave(self, name: str) -> None:
         """The world runs (here or there), or the move copies once more."""
         self._waiting.pop(name, None)
@@ -72,6 +81,8 @@ class Pauses:
         return found
 
     def _fits(self, one: Need, now: float) -> bool:
+        if sum(need.work_s for need in self._may.values()) > one.stop_s:
+            return False
         pairs = [(one.horizon_s - one.apart_s, one.work_s)]
         for name, need in self._may.items():
             left = self._until[name] - now if name in self._until else need.horizon_s

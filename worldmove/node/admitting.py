@@ -19,6 +19,7 @@ from worldmove.errors import (
 from worldmove.hosting.host import Host
 from worldmove.hosting.matching import RETRY_AFTER_MS
 from worldmove.hosting.slots import Slot
+from worldmove.intake import Intake
 from worldmove.manifest import validate
 from worldmove.memory.limits import MOVE_DESCRIPTORS, check_descriptors
 from worldmove.node.devices import Devices
@@ -33,9 +34,17 @@ class Admission:
     """Finds berths for sessions that come."""
 
     def __init__(
-        self, settings: Settings, boot_id: str, host: Host, book: SessionBook, devices: Devices
+        self,
+        settings: Settings,
+        boot_id: str,
+        host: Host,
+        book: SessionBook,
+        *,
+        devices: Devices,
+        intake: Intake,
     ) -> None:
         self._settings = settings
+        self._intake = intake
         self._boot_id = boot_id
         self._host = host
         self._book = book
@@ -68,15 +77,24 @@ class Admission:
         return path
 
     async def admit(self, hello: m.Hello) -> Berth:
-        """Reserves a berth; a standby's workers have all answered by then.
+        """Reserves a berth and a share of the line; a standby's workers have all answered by then.
 
         One that does not answer is passed over, and is not vacant until it does.
 
         Raises:
             NoMemoryError: memory for an unattended session lacks.
+            InadmissibleError, GateFullError: it could not finish in time; see `Intake.admit`.
             WorldMoveError: as `check`.
         """
         path, wanted = self.check(hello), self._wanted(hello)
+        self._intake.admit(hello, path)
+        try:
+            return await self._reserve(hello, path, wanted)
+        except BaseException:
+            self._intake.over(hello.move_id)
+            raise
+
+    async def _reserve(self, hello: m.Hello, path: str, wanted: Wanted) -> Berth:
         while (waiting := self._standby(hello, wanted)) is not None:
             self._host.bind(waiting, hello.move_id)
             if await self._answers(waiting, hello.move_id):

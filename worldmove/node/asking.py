@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from worldmove import messages as m
 from worldmove.errors import ManifestError, SamePlaceError, ValidationError, WorldMoveError
 from worldmove.manifest import HOST, Manifest, validate
+from worldmove.views import DryRun
 
 
 def impossible(hello: m.Hello) -> m.Rejected | None:
@@ -22,6 +23,30 @@ def impossible(hello: m.Hello) -> m.Rejected | None:
 def rejected(error: WorldMoveError) -> m.Rejected:
     """An error as the destination's answer."""
     return m.Rejected(code=error.code, message=error.message[: m.MAX_TEXT], details=error.details)
+
+
+def refused(error: WorldMoveError, required: dict[str, float]) -> DryRun:
+    """A rejection as the verdict of a dry run; `required` is known here, the rest tells the destination."""
+    details = error.details
+    wait, condition = details.get("retry_after_ms"), details.get("condition")
+    return DryRun(
+        admissible=False,
+        code=error.code,
+        condition=condition if isinstance(condition, str) else None,
+        reason=error.message,
+        required=required | _numbers(details.get("required")),
+        available=_numbers(details.get("available")),
+        unmeasured=tuple(filter(lambda one: isinstance(one, str), details.get("unmeasured") or ())),
+        retry_after_ms=float(wait) if isinstance(wait, int | float) else None,
+    )
+
+
+def _numbers(found: object) -> dict[str, float]:
+    """What a peer sent as numbers by name: whatever else it may be is left out."""
+    if not isinstance(found, dict):
+        return {}
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in numbers.items() if isinstance(name, str)}
 
 
 def device_map(asked: Mapping[str, str], manifest: Manifest, named: Callable[[str], str]) -> dict[str, str]:

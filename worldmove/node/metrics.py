@@ -10,6 +10,7 @@ from worldmove.views import GateView, MigrationView
 
 PAUSE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 TOTAL_BUCKETS = (10, 50, 100, 500, 1000, 5000, 10000, 30000, 60000, 120000)
+REJECTIONS = ("inadmissible", "gate-full", "no-memory", "no-worker")
 SESSION_STATES = ("live", "paused", "unattended", "fenced", "lost", "ended")
 
 
@@ -54,6 +55,13 @@ class Metrics:
         self._lost = Counter(
             "processes_lost_total", "Processes that ended.", ["kind"], namespace=name, registry=self.registry
         )
+        self._rejected = Counter(
+            "rejected_total",
+            "Inbound moves that were not taken on.",
+            ["code"],
+            namespace=name,
+            registry=self.registry,
+        )
         self._recovered = Counter(
             "recovered_total",
             "Slots of a former incarnation that were taken over.",
@@ -82,6 +90,15 @@ class Metrics:
                 ("gate_outstanding_bytes", "Bytes granted and not landed yet."),
                 ("gate_waiting", "Requests that wait for a grant."),
                 ("gate_granted_bytes", "Bytes granted since the start."),
+                ("gate_bound_bytes", "What may be out at once."),
+                ("gate_senders", "Senders that answer now."),
+                ("gate_most_senders", "Senders that may answer at once."),
+                ("gate_moves", "Inbound moves over lanes."),
+                ("gate_waiting_pauses", "Moves that wait for leave to stop their world."),
+                ("gate_collapses", "Breakdowns of goodput under several senders."),
+                ("gate_cut_off", "Grants that a sender let go by."),
+                ("gate_goodput_bytes_per_second", "What the line brings while somebody sends."),
+                ("reserved_bytes_per_second", "Promised to inbound moves that were taken on."),
                 ("incarnation", "This start of the node."),
             )
         }
@@ -107,6 +124,10 @@ class Metrics:
         if receipt.state == "released":
             self._total.observe(receipt.total_ms)
 
+    def rejected(self, code: str) -> None:
+        """Counts an inbound move that was not taken on."""
+        self._rejected.labels(code=code if code in REJECTIONS else "other").inc()
+
     def process_lost(self, kind: str) -> None:
         """Counts an executor, lane or keeper that ended while the node lives; another one takes its place."""
         self._lost.labels(kind=kind).inc()
@@ -131,6 +152,14 @@ class Metrics:
             "gate_outstanding_bytes": gate.outstanding_bytes,
             "gate_waiting": gate.waiting,
             "gate_granted_bytes": gate.granted_bytes,
+            "gate_bound_bytes": gate.bound_bytes,
+            "gate_senders": gate.senders,
+            "gate_most_senders": gate.most_senders,
+            "gate_moves": gate.moves,
+            "gate_waiting_pauses": gate.waiting_pauses,
+            "gate_collapses": gate.collapses,
+            "gate_cut_off": gate.cut_off,
+            "gate_goodput_bytes_per_second": gate.goodput_bytes_per_s or 0.0,
         }
         for key, gauge in self._gauges.items():
             gauge.set(values.get(key, 0))

@@ -29,10 +29,11 @@ from worldmove.errors import (
 )
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.slots import Slot
+from worldmove.intake import admitted, rejection
 from worldmove.ledger.records import NodeInfo
 from worldmove.memory.limits import MOVE_DESCRIPTORS, check_descriptors
 from worldmove.node.admitting import Admission
-from worldmove.node.asking import check_elsewhere, device_map, impossible, positive, rejected
+from worldmove.node.asking import check_elsewhere, device_map, impossible, positive, refused, rejected
 from worldmove.node.devices import Devices
 from worldmove.node.metrics import Metrics
 from worldmove.node.moveviews import of_receipt, of_source
@@ -76,6 +77,7 @@ class Moves:
         self._admission = admission
         self._devices = devices
         self._roster = Roster(services.claim.name, metrics)
+        self._metrics = metrics
         self._peer_token = peer_token
         self._peer_tls = peer_tls
         self._asking: dict[str, asyncio.Future[MigrationView]] = {}
@@ -162,11 +164,16 @@ class Moves:
         except TimeoutError as error:
             raise PeerError(f"node {node.name} gave no verdict within {timeout_ms:g} ms") from error
         if isinstance(answer, m.Rejected):
-            found = rejection_error(answer)
-            return DryRun(admissible=False, code=found.code, reason=found.message, required=required)
+            return refused(rejection_error(answer), required)
         if not isinstance(answer, m.Admitted):
             raise PeerError(f"node {node.name} gave no verdict")
-        return DryRun(admissible=True, required=required, available=answer.available)
+        return DryRun(
+            admissible=True,
+            required=required | answer.required,
+            available=answer.available,
+            unmeasured=answer.unmeasured,
+            provisional=answer.provisional,
+        )
 
     async def _call(self, node: NodeInfo, move_id: str) -> ClientChannel:
         timeout_ms = self._services.settings.peer_timeout_ms
@@ -222,6 +229,7 @@ class Moves:
             deadline_ms=deadline_ms,
             allow_unattended=request.allow_unattended,
             devices=devices,
+            terms=services.intake.terms(manifest, session.dirty_rate, None),
         )
 
     async def migration(self, move_id: str) -> MigrationView:
@@ -311,21 +319,32 @@ class Moves:
         move = DestinationMove(self._services, hello, self._admit)
         move.limit(hello.deadline_ms + self._services.settings.peer_timeout_ms)
         self._roster.keep(move)
+        move.done.add_done_callback(lambda _done: self._services.intake.over(hello.move_id))
         move.post(hello)
         move.start_peer(channel)
         await asyncio.shield(move.done)
 
     async def _admit(self, hello: m.Hello) -> Berth:
-        if self._closing:
-            raise RejectedError("this node is shutting down", retry_after_ms=1000)
-        return await self._admission.admit(hello)
+        try:
+            if self._closing:
+                raise RejectedError("this node is shutting down", retry_after_ms=1000)
+            return await self._admission.admit(hello)
+        except WorldMoveError as error:
+            self._services.intake.rejected[error.code] += 1
+            self._metrics.rejected(error.code)
+            raise
 
     def _verdict(self, hello: m.Hello) -> m.Message:
         try:
             path = self._admission.check(hello)
+            verdict = self._services.intake.judge(hello, path)
         except WorldMoveError as error:
             return rejected(error)
-        return m.Admitted(incarnation=self._services.claim.incarnation, path=path, lanes=0)
+        if not verdict.admissible:
+            return rejected(rejection(verdict))
+        return m.Admitted(
+            incarnation=self._services.claim.incarnation, path=path, lanes=0, **admitted(verdict)
+        )
 
     def on_slot_change(self, slot: Slot, change: Change) -> None:
         """A standby that a move has bound may have lost its worker."""

@@ -14,10 +14,10 @@ from worldmove.descriptors import DescriptorDoor
 from worldmove.driver import PeerChannel, Services
 from worldmove.errors import WorldMoveError
 from worldmove.faults.equipment import Equipment
-from worldmove.gate import Gate
 from worldmove.hosting.host import Host
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.slots import Slot
+from worldmove.intake import Intake
 from worldmove.ledger import open_ledger
 from worldmove.ledger.base import Ledger
 from worldmove.ledger.lease import Liveness
@@ -60,11 +60,9 @@ from worldmove.views import (
 )
 
 LEASE_S = 5.0
-GATE_BURST_S = 0.02
-MIN_BURST = 1 << 20
+MOST_LANES = 16
 PEER_SOCKET = "peer.sock"
 KEEPER_SOCKET = "keeper.sock"
-"""Lost sessions that the log names at a start."""
 
 
 class Node:
@@ -85,6 +83,7 @@ class Node:
         self._boot_id = boot_id()
         self._liveness = Liveness(LEASE_S)
         self._rates: dict[str, float] = {}
+        self._intake = Intake(settings, max(MOST_LANES // settings.lanes, 1))
         self._tasks = Tasks(self._on_task_error)
         self._lease = Lease()
         self._tenure: Tenure | None = None
@@ -94,7 +93,7 @@ class Node:
         self._executors = self._devices.executors
         self._lanes = LanePool(
             spare=settings.lanes,
-            limit=16 + settings.lanes,
+            limit=MOST_LANES + settings.lanes,
             stall_ms=int(settings.stall_ms),
             device=settings.lane_device,
             faults=settings.faults,
@@ -172,8 +171,6 @@ class Node:
         await self._lease.lost.wait()
 
     def _compose(self, ledger: Ledger, host: Host, tenure: Tenure) -> None:
-        rate = self.settings.gate_rate
-        burst = max(int(rate * GATE_BURST_S), MIN_BURST) if rate else MIN_BURST
         services = Services(
             settings=self.settings,
             claim=Claim(self.name, self.incarnation),
@@ -183,17 +180,18 @@ class Node:
             lanes=self._lanes,
             rings=self._devices.rings,
             executors=self._executors,
-            gate=Gate(rate, burst),
+            intake=self._intake,
             door=self._door,
             faults=self._faults.rig if self._faults is not None else None,
             note_rate=self._note_rate,
         )
-        self._gate = services.gate
         self._recovery = Recovery(services, host, self._book, tenure.alone)
         host.returns.warrant = warrant(services, self._recover)
         self._snapshots = Snapshots(services, host, tenure.alone, self._metrics.snapshot_taken)
         self._registrar = Registrar(services, host, self._book, self._recovery, self._snapshots)
-        admission = Admission(self.settings, self._boot_id, host, self._book, self._devices)
+        admission = Admission(
+            self.settings, self._boot_id, host, self._book, devices=self._devices, intake=self._intake
+        )
         self._moves = Moves(
             services,
             self._book,
@@ -372,7 +370,7 @@ class Node:
             boot_id=self._boot_id,
             devices=await self._devices.views(),
             path_gbps=dict(self._rates),
-            gate=self._gate.view(),
+            **self._intake.shown(),
             lanes=tuple(
                 LaneView(pid=pid, kind="tcp", port=port, migration_id=move)
                 for pid, port, move in self._lanes.lanes
@@ -395,6 +393,7 @@ class Node:
             "lanes": len(self._lanes.lanes),
             "executors": len(self._executors.pids),
             "memory_free_bytes": self._devices.budget.free,
+            "reserved_bytes_per_second": self._intake.reserved,
             "incarnation": self.incarnation,
         }
-        return self._metrics.render(sessions=dict(states), gate=self._gate.view(), gauges=gauges)
+        return self._metrics.render(sessions=dict(states), gate=self._intake.gate.view(), gauges=gauges)

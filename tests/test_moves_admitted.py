@@ -1,0 +1,121 @@
+"""Admission on real nodes: verdicts with every term, a full gate, pauses that end within the horizon."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fleet_kit import Actor, Fleet, until
+from refusal_kit import ask, problem
+
+from worldmove.faults.door import order
+from worldmove.manifest import Region
+from worldmove.views import MigrationRequest
+
+REGIONS = (Region("k", "uint8", (4_000_000,)),)
+RATE = 25e6
+SLOW_RATE = 1e6
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Fleet]:
+    each = {
+        "B": ("--gate-rate", "200Mbit", "--gate-outstanding", "1MB", "--faults", "arm"),
+        "slow": ("--gate-rate", "8Mbit"),
+    }
+    with Fleet("A", "B", "slow", options=("--path", "staged"), each=each) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(nodes: Fleet) -> Iterator[Fleet]:
+    with nodes.turn():
+        yield nodes
+
+
+def world(fleet: Fleet, name: str, *standbys: str) -> Actor:
+    actor = fleet.actor("A")
+    actor.register(name, REGIONS)
+    actor.run()
+    for node in standbys:
+        waiting = fleet.actor(node)
+        waiting.standby(REGIONS)
+        waiting.tell("wait")
+    return actor
+
+
+def test_a_verdict_has_every_term_and_a_refusal_says_what_was_needed(fleet: Fleet) -> None:
+    world(fleet, "w", "B")
+    request = MigrationRequest(session_id="w", destination="B", live=False, horizon_ms=5000)
+    verdict = fleet.client.dry_run(request)
+    assert verdict.admissible
+    assert verdict.required["state_bytes"] == 4_000_000
+    assert verdict.available["bytes_per_s"] <= RATE
+    assert 160 <= verdict.required["pause_ms"] <= verdict.available["pause_ms"] == 5000
+    assert verdict.required["total_ms"] <= verdict.available["total_ms"] == 60_000
+    for more, condition in (({"horizon_ms": 100}, "pause"), ({"deadline_ms": 120}, "deadline")):
+        asked: dict[str, Any] = {"live": False, "horizon_ms": 5000, **more}
+        found = ask(fleet["A"], dry_run=True, **asked).json()
+        refused = problem(ask(fleet["A"], **asked), 429, "inadmissible")
+        for answer in (found, refused):
+            assert (answer["code"], answer["condition"]) == ("inadmissible", condition)
+            key = "pause_ms" if condition == "pause" else "total_ms"
+            assert answer["required"][key] > answer["available"][key]
+    assert fleet["B"].view().rejected["inadmissible"] == 2
+    assert (
+        'worldmove_rejected_total{code="inadmissible"} 2.0'
+        in httpx.get(f"{fleet['B'].url}/metrics", trust_env=False).text
+    )
+    assert fleet["B"].view().reserved_bytes_per_s == 0
+
+
+def test_what_moves_show_is_what_others_are_judged_by(fleet: Fleet) -> None:
+    name = fleet.unique("w")
+    world(fleet, name, "B")
+    receipt = fleet.moved(name, "B", live=False, horizon_ms=5000)
+    assert receipt.pause_ms is not None
+    assert not receipt.missed
+    until(lambda: fleet["B"].view().gate.moves == 0, "the lanes are given back")
+    view = fleet["B"].view()
+    assert {"line", "commit", "resume", "open"} <= view.measured.keys()
+    assert view.gate.outstanding_bytes == view.gate.moves == view.gate.waiting == 0
+    assert view.gate.bound_bytes <= 1_000_000
+    assert view.gate.granted_bytes >= 4_000_000
+    assert view.gate.most_senders == 1
+
+
+def test_a_gate_that_is_full_says_when_there_is_room(fleet: Fleet) -> None:
+    first, second = fleet.unique("w"), fleet.unique("w")
+    world(fleet, first, "slow")
+    world(fleet, second, "slow")
+    client = fleet["A"].client
+    times: dict[str, Any] = {"live": False, "horizon_ms": 9000.0}
+    long = client.migrate(MigrationRequest(session_id=first, destination="slow", deadline_ms=10_000, **times))
+    request = MigrationRequest(session_id=second, destination="slow", deadline_ms=6000, **times)
+    verdict = client.dry_run(request)
+    assert (verdict.admissible, verdict.code) == (False, "gate-full")
+    assert verdict.retry_after_ms is not None
+    assert 0 < verdict.retry_after_ms < 6000
+    assert verdict.available["share_bytes_per_s"] < verdict.required["bytes_per_s"] < SLOW_RATE
+    assert fleet["slow"].view().reserved_bytes_per_s > 0
+    ended = client.wait(long.id)
+    assert (ended.state, ended.receipt is not None and ended.receipt.missed) == ("released", False)
+    assert client.dry_run(request).admissible
+
+
+def test_a_pause_that_lasts_too_long_ends_within_the_horizon(fleet: Fleet) -> None:
+    name = fleet.unique("w")
+    actor = world(fleet, name, "B")
+    asyncio.run(order(fleet["B"].run_dir, arm="destination.finishing.delay=20000"))
+    began = time.monotonic()
+    view = fleet.move(name, "B", horizon_ms=1500)
+    assert (view.state, view.code) == ("aborted", "horizon"), view.reason
+    assert time.monotonic() - began < 15
+    before = actor.ask("about")["block"]
+    until(lambda: actor.ask("about")["block"] > before, "the world generates on")
+    assert fleet.owner(name) == "A"
+    assert "settle" in fleet["A"].view().measured

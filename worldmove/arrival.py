@@ -1,0 +1,83 @@
+"""What a destination tells its node's intake of one move, and what it waits for there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from worldmove import messages as m
+from worldmove.intake import Intake
+from worldmove.manifest import LeafMap
+from worldmove.paths import Path
+from worldmove.rates import COMMIT, RESUME
+
+RATED_BYTES = 16 << 20
+
+
+class Arrival:
+    """One move on its way in.
+
+    Args:
+        intake: of the node.
+        hello: the move.
+        note_rate: told (path, bytes, seconds) of rounds that say something about the path.
+        min_gbps: slower paths are refused.
+    """
+
+    def __init__(
+        self, intake: Intake, hello: m.Hello, note_rate: Callable[[str, int, float], None], min_gbps: float
+    ) -> None:
+        self._intake = intake
+        self._hello = hello
+        self._note_rate = note_rate
+        self._min_gbps = min_gbps
+        self._path: Path | None = None
+
+    async def opened(self, path: Path, leaf_map: LeafMap) -> None:
+        """The way to the bytes is open; returns when they may come; raises as `Intake.confirm`."""
+        self._path = path
+        await self._intake.confirm(self._hello.move_id, path, leaf_map)
+        if not self._hello.live:
+            await self.turn()
+
+    async def turn(self) -> None:
+        """Waits until the source may stop the world, which it does as soon as it hears of this."""
+        await self._intake.turn(self._hello.move_id)
+        if self._path is not None:
+            self._path.stand(self._hello.horizon_ms / 1000)
+
+    def begins(self, *, final: bool) -> None:
+        """A round begins; a final one is of a world that stands."""
+        if final and self._path is not None:
+            self._path.stand(self._hello.horizon_ms / 1000)
+            self._intake.stands(self._hello.move_id)
+
+    def landed(self, nbytes: int) -> None:
+        """Bytes have landed."""
+        self._intake.landed(self._hello.move_id, nbytes)
+
+    def read(self, nbytes: int, seconds: float) -> None:
+        """So much of what was kept was read back."""
+        self._intake.note_digest("destination", self._hello.manifest, nbytes, seconds)
+
+    def round(self, nbytes: int, seconds: float) -> str | None:
+        """What a round brought; says why the path is too slow, where it is."""
+        if self._path is None or nbytes < RATED_BYTES:
+            return None
+        name = self._path.name
+        self._note_rate(name, nbytes, seconds)
+        self._intake.note_round(name, self._hello.source, nbytes, seconds)
+        gbps = nbytes * 8 / seconds / 1e9
+        if gbps >= self._min_gbps:
+            return None
+        return f"path {name} brought {gbps:.2f} Gb/s; --min-gbps asks for {self._min_gbps:g}"
+
+    def committed(self, seconds: float) -> float:
+        """The record was written in so many seconds, which are returned."""
+        self._intake.note_time(COMMIT, seconds)
+        return seconds
+
+    def runs(self, seconds: float = 0.0) -> float:
+        """The world generates again, here (after so many seconds, which are returned) or there; or never."""
+        self._intake.note_time(RESUME, seconds)
+        self._intake.runs(self._hello.move_id)
+        return seconds

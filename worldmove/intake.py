@@ -1,0 +1,311 @@
+"""What a node takes in: moves are judged by what was measured, and hold a promise until they are over.
+
+The decisions are pure (`admission`, `promises`, `granting`); here they get the time and what was measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from worldmove import messages as m
+from worldmove import rates as names
+from worldmove.admission import Demand, Supply, Verdict, judge
+from worldmove.config import Settings
+from worldmove.errors import GateFullError, InadmissibleError, RejectedError
+from worldmove.gate import Gate
+from worldmove.granting.meter import Epoch
+from worldmove.granting.pauses import Need
+from worldmove.manifest import LeafMap, Manifest
+from worldmove.paths import Path
+from worldmove.probing import probe
+from worldmove.promises import Promises
+from worldmove.rates import Rates
+
+STALE_S = 30.0
+"""What was measured longer ago refuses nobody: the path is probed again before."""
+STOP_S = 0.02
+"""Beside the block that a world generates: until it has heard that it may stop, and has."""
+COLD_SETTLE_S = 0.02
+LEAST_DIGEST = 4 << 20
+BURST_S = 0.02
+LEAST_BURST = 1 << 20
+
+
+class Taken(msgspec.Struct):
+    """One move that was taken on. `landed`: bytes since its world stands."""
+
+    path: str
+    source: str
+    demand: Demand
+    supply: Supply
+    verdict: Verdict
+    began: float
+    stands: bool = False
+    landed: int = 0
+
+
+class Intake:
+    """All inbound moves of one node.
+
+    Args:
+        settings: of the node.
+        most_moves: as many over lanes at once.
+
+    Attributes:
+        gate: grants their bytes.
+        rates: what was measured here, of moves in either direction.
+        rejected: how many were not taken on, by code.
+    """
+
+    def __init__(self, settings: Settings, most_moves: int) -> None:
+        rate = settings.gate_rate
+        self.rates = Rates()
+        self.gate = Gate(
+            rate,
+            max(int(rate * BURST_S), LEAST_BURST) if rate else LEAST_BURST,
+            outstanding_bytes=settings.gate_outstanding,
+            senders=settings.gate_senders,
+            patience_s=settings.stall_ms / 1000,
+            on_epoch=self._on_epoch,
+        )
+        self.rejected: Counter[str] = Counter()
+        self._most_moves = most_moves
+        self._books = {"staged": Promises(), "local": Promises()}
+        self._taken: dict[str, Taken] = {}
+
+    def judge(self, hello: m.Hello, path: str) -> Verdict:
+        """Whether a move could be taken on now; promises nothing."""
+        return self._judge(hello, path)[0]
+
+    def admit(self, hello: m.Hello, path: str) -> Verdict:
+        """Takes a move on, with a promise until `over`.
+
+        Raises:
+            InadmissibleError: it could not finish in time even alone.
+            GateFullError: it could not beside those that were taken on.
+        """
+        now = time.monotonic()
+        verdict, demand, supply = self._judge(hello, path)
+        if not verdict.admissible:
+            raise rejection(verdict)
+        crowd = sum(one.path == "staged" for one in self._taken.values())
+        if path == "staged" and crowd >= self._most_moves:
+            raise GateFullError(
+                f"{crowd} moves come over lanes already; at most {self._most_moves} can",
+                required={"moves": crowd + 1},
+                available={"moves": self._most_moves},
+                retry_after_ms=1000,
+            )
+        self._books[path].promise(hello.move_id, verdict, now + demand.deadline_s)
+        self._taken[hello.move_id] = Taken(path, hello.source, demand, supply, verdict, now)
+        return verdict
+
+    def terms_of(self, move_id: str) -> dict[str, Any]:
+        """The terms of a move that was taken on, as `messages.Admitted` carries them."""
+        taken = self._taken.get(move_id)
+        return admitted(taken.verdict) if taken is not None else {}
+
+    def settling_s(self) -> float:
+        """How long it takes at most to settle a move that was given up, until its world goes on."""
+        return self.rates.tail(names.SETTLE, time.monotonic()) or COLD_SETTLE_S
+
+    async def confirm(self, move_id: str, path: Path, leaf_map: LeafMap) -> None:
+        """Before a world is stopped for it: probes a path that was not measured lately, and judges once more.
+
+        Raises:
+            InadmissibleError: as measured now, the move could not finish in time.
+            WorldMoveError: the path is lost.
+        """
+        taken, now = self._taken.get(move_id), time.monotonic()
+        if taken is None:
+            return
+        self.rates.note(names.OPEN, max(now - taken.began, 1e-6), now)
+        if taken.supply.path is not None or (taken.path == "staged" and self.gate.busy):
+            return
+        found = await probe(path, leaf_map)
+        if found.rate is None:
+            return
+        now = time.monotonic()
+        self.rates.note(self._path_name(taken.path, taken.source), found.rate, now)
+        if taken.path == "staged":
+            self.rates.note(names.LINE, found.rate, now)
+            self.gate.pace.warm(found.rate, found.delay_s)
+        supply = msgspec.structs.replace(taken.supply, path=found.rate)
+        left_s = taken.demand.deadline_s - (now - taken.began)
+        demand = msgspec.structs.replace(taken.demand, deadline_s=max(left_s, 1e-3))
+        taken.supply, taken.verdict = supply, judge(demand, supply)
+        if not taken.verdict.admissible:
+            raise rejection(taken.verdict)
+
+    async def turn(self, move_id: str) -> None:
+        """Waits until the move may stop its world (`Gate.turn`)."""
+        taken = self._taken.get(move_id)
+        if taken is not None:
+            pause, demand = taken.verdict.pause, taken.demand
+            need = Need(
+                work_s=pause.work_s,
+                apart_s=pause.source_s + pause.rest_s,
+                stop_s=demand.block_s + STOP_S,
+                horizon_s=demand.horizon_s,
+                deadline=taken.began + demand.deadline_s,
+            )
+            await self.gate.turn(move_id, need)
+
+    def stands(self, move_id: str) -> None:
+        """The move's world stands: its last bytes come."""
+        taken = self._taken.get(move_id)
+        if taken is not None:
+            taken.stands, taken.landed = True, 0
+            self.gate.stands(move_id, taken.demand.horizon_s)
+
+    def landed(self, move_id: str, nbytes: int) -> None:
+        """Bytes of a move have landed."""
+        taken = self._taken.get(move_id)
+        if taken is None:
+            return
+        self._books[taken.path].landed(move_id, nbytes)
+        if taken.stands:
+            taken.landed += nbytes
+            pause = taken.verdict.pause
+            left = max(1 - taken.landed / max(pause.delta_bytes, 1.0), 0.0)
+            self.gate.progress(move_id, pause.work_s * left)
+
+    def runs(self, move_id: str) -> None:
+        """The move's world generates again, here or there, or nothing of it comes any more."""
+        self.gate.turn_over(move_id)
+
+    def over(self, move_id: str) -> None:
+        """The move is over, however it ended."""
+        self.runs(move_id)
+        taken = self._taken.pop(move_id, None)
+        if taken is not None:
+            self._books[taken.path].drop(move_id)
+
+    def note_round(self, path: str, source: str, nbytes: int, seconds: float) -> None:
+        """A round over `path` has brought so much; the gate measures its own path better."""
+        if path != "staged":
+            self.rates.note_bytes(self._path_name(path, source), nbytes, seconds, time.monotonic())
+
+    def note_digest(self, role: str, manifest: Manifest, nbytes: int, seconds: float) -> None:
+        """So many bytes of a session's memory were digested in one go; small ones say nothing."""
+        if nbytes >= LEAST_DIGEST:
+            self.rates.note_bytes(_digest_name(role, manifest), nbytes, seconds, time.monotonic())
+
+    def note_time(self, name: str, seconds: float) -> None:
+        """What one step took."""
+        if seconds > 0:
+            self.rates.note(name, seconds, time.monotonic())
+
+    def terms(self, manifest: Manifest, dirty_rate: float | None, egress: float | None) -> m.Terms:
+        """What this node tells of itself as the source of a move."""
+        digest = self.rates.rate(_digest_name("source", manifest), time.monotonic())
+        return m.Terms(digest_bytes_per_s=digest, dirty_bytes_per_s=dirty_rate, egress_bytes_per_s=egress)
+
+    @property
+    def reserved(self) -> float:
+        """Bytes per second that are promised."""
+        now = time.monotonic()
+        return sum(book.reserved(now) for book in self._books.values())
+
+    def shown(self) -> dict[str, Any]:
+        """What `views.NodeView` shows of it."""
+        now = time.monotonic()
+        found = {}
+        for name in self.rates.names:
+            timed = name in names.TIMES
+            value = self.rates.tail(name, now) if timed else self.rates.rate(name, now)
+            if value is not None:
+                found[name] = value
+        return {
+            "gate": self.gate.view(),
+            "measured": found,
+            "reserved_bytes_per_s": self.reserved,
+            "rejected": dict(self.rejected),
+        }
+
+    def _judge(self, hello: m.Hello, path: str) -> tuple[Verdict, Demand, Supply]:
+        now, demand = time.monotonic(), demand_of(hello)
+        supply = self._supply(hello, path, now)
+        book = self._books[path]
+        verdict = book.judge(demand, supply, now)
+        last = self.rates.noted_at(self._path_name(path, hello.source))
+        if verdict.code == "inadmissible" and last is not None and now - last > STALE_S:
+            terms = hello.terms or m.Terms()
+            unknown = Supply(egress=terms.egress_bytes_per_s)
+            hoped = book.judge(demand, unknown, now)
+            if hoped.admissible:
+                return msgspec.structs.replace(hoped, provisional=True), demand, unknown
+        return verdict, demand, supply
+
+    def _supply(self, hello: m.Hello, path: str, now: float) -> Supply:
+        measured, terms = self.rates, hello.terms or m.Terms()
+        rate = measured.rate(self._path_name(path, hello.source), now)
+        line = measured.rate(names.LINE, now) if path == "staged" else rate
+        if self.gate.rate is not None and path == "staged":
+            line = self.gate.rate if line is None else min(line, self.gate.rate)
+        blocked = self.gate.blocked_s(line) if line and path == "staged" and self._taken else 0.0
+        return Supply(
+            path=rate,
+            line=line,
+            egress=terms.egress_bytes_per_s,
+            source_digest=terms.digest_bytes_per_s,
+            destination_digest=measured.rate(_digest_name("destination", hello.manifest), now),
+            open_s=measured.tail(names.OPEN, now) or 0.0,
+            commit_s=measured.tail(names.COMMIT, now) or 0.0,
+            resume_s=measured.tail(names.RESUME, now) or 0.0,
+            blocked_s=blocked,
+        )
+
+    def _path_name(self, path: str, source: str) -> str:
+        return names.path_name(path, source)
+
+    def _on_epoch(self, epoch: Epoch, now: float) -> None:
+        self.rates.note(names.LINE, epoch.goodput, now)
+        if epoch.alone is not None:
+            self.rates.note(names.path_name("staged", epoch.alone), epoch.goodput, now)
+
+
+def demand_of(hello: m.Hello) -> Demand:
+    """What a move asks for."""
+    manifest, terms = hello.manifest, hello.terms or m.Terms()
+    return Demand(
+        state_bytes=manifest.nbytes,
+        live=hello.live,
+        block_s=manifest.block_ms / 1000,
+        horizon_s=hello.horizon_ms / 1000,
+        deadline_s=hello.deadline_ms / 1000,
+        dirty_rate=terms.dirty_bytes_per_s,
+    )
+
+
+def rejection(verdict: Verdict) -> RejectedError:
+    """The error of a verdict that takes nothing on, with every term."""
+    details: dict[str, Any] = {
+        "condition": verdict.condition,
+        "required": verdict.required,
+        "available": verdict.available,
+        "unmeasured": list(verdict.unmeasured),
+    }
+    if verdict.retry_after_s is not None:
+        details["retry_after_ms"] = verdict.retry_after_s * 1000
+    kind = GateFullError if verdict.code == "gate-full" else InadmissibleError
+    return kind(verdict.reason or "the move can't be taken on", **details)
+
+
+def admitted(verdict: Verdict) -> dict[str, Any]:
+    """A verdict's terms, as `messages.Admitted` carries them."""
+    return {
+        "required": verdict.required,
+        "available": verdict.available,
+        "unmeasured": verdict.unmeasured,
+        "provisional": verdict.provisional,
+    }
+
+
+def _digest_name(role: str, manifest: Manifest) -> str:
+    kind = "gpu" if any(region.device != "host" for region in manifest.regions) else "host"
+    return f"digest-{role}-{kind}"
