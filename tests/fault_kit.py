@@ -240,6 +240,13 @@ class Pair:
         self.run()
         if target is None:
             self.stand_by()
+        else:
+            self.paint()
+
+    def paint(self) -> None:
+        """Canaries beside every region, at both ends: they outlive whatever goes wrong."""
+        for node in (self.at, self.to):
+            Arena(node, self.regions).paint()
 
     def start_over(self) -> None:
         """The world is lost with its worker: another one begins in its place."""
@@ -277,6 +284,7 @@ class Pair:
         self.target.ask("use", share=SHARE)
         self.target.standby(self.regions)
         self.arriving: Future[Any] = self.target.tell("wait") if wait else Future()
+        self.paint()
         self.before = {node.name: Usage.of(node) for node in (self.at, self.to)}
 
     def dismiss(self, actor: Actor) -> None:
@@ -324,6 +332,8 @@ class Pair:
         assert not self.arriving.done(), self.arriving
         self.goes_on()
         assert Arena(self.to, self.regions).wiped()
+        for node in (self.at, self.to):
+            assert Arena(node, self.regions).sings(), f"node {node.name} wrote beside a region"
         until(
             lambda: [one.state for one in self.to.view().standbys] == ["attached"], "the standby waits again"
         )

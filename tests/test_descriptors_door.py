@@ -6,6 +6,8 @@ import asyncio
 import os
 import socket
 import stat
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -43,6 +45,10 @@ def same_files(mine: Sequence[int], theirs: Sequence[int]) -> bool:
     return [os.fstat(fd).st_ino for fd in mine] == [os.fstat(fd).st_ino for fd in theirs]
 
 
+def let_in(path: Path, mode: int) -> None:
+    path.chmod(mode)
+
+
 async def test_the_same_memory_comes_out_in_order(door: DescriptorDoor, memory: list[int]) -> None:
     door.offer(TOKEN, memory)
     fds = await fetch(str(door.path), TOKEN, 3, 2000)
@@ -73,6 +79,32 @@ async def test_a_wrong_token_gets_nothing_and_the_right_one_still_counts(
             await fetch(str(door.path), wrong, 3, 2000)
     assert open_fds() == before
     close_all(await fetch(str(door.path), TOKEN, 3, 2000))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+async def test_another_user_with_a_stolen_token_gets_nothing(memory: list[int]) -> None:
+    with tempfile.TemporaryDirectory(prefix="wm-", dir="/tmp") as name:
+        let_in(Path(name), 0o711)
+        door = DescriptorDoor(Path(name) / "door.sock", timeout_ms=5000)
+        await door.start()
+        let_in(door.path, 0o666)
+        door.offer(TOKEN, memory)
+        body = msgspec.msgpack.encode(Fetch(TOKEN))
+        packet = HEADER.pack(MAGIC, 0, len(body)) + body
+        code = (
+            "import os, socket, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+            "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]);"
+            "s.send(bytes.fromhex(sys.argv[2])); data, fds, _, _ = socket.recv_fds(s, 1000, 9);"
+            "print(len(fds), data)"
+        )
+        stranger = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-c", code, str(door.path), packet.hex(), stdout=-1, cwd="/"
+        )
+        answer, _ = await stranger.communicate()
+        assert answer.startswith(b"0 ")
+        assert b"Refused" in answer
+        close_all(await fetch(str(door.path), TOKEN, 3, 2000))
+        await door.close()
 
 
 async def test_a_token_works_once(door: DescriptorDoor, memory: list[int]) -> None:

@@ -242,6 +242,8 @@ async def test_a_rank_that_stands_waits_for_the_next_node(stage: Stage, outcome:
     assert slot.ranks.state == "fenced"
     assert slot.ranks.block == block
     assert_world(slot, block)
+    with pytest.raises(ConflictError, match="fenced"):
+        await slot.ranks.pause(5)
     if outcome == "resume":
         slot.ranks.unfence()
         pause = await slot.ranks.pause(5)
