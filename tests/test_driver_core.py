@@ -142,6 +142,7 @@ def side(role: Role, ledger: FlakyLedger | None = None) -> Side:
         executors=cast(Any, None),
         intake=cast(Any, None),
         door=cast(Any, None),
+        turns=asyncio.Semaphore(1),
         note_rate=lambda _path, _bytes, _seconds: None,
     )
     return Side(role, services)

@@ -22,6 +22,9 @@ from worldmove.ipc import MAX_FDS, Channel, close_all
 from worldmove.listening import Acceptor
 from worldmove.tasks import Tasks
 
+BACKLOG = 1024
+"""Many moves may begin at once, and a Unix socket whose queue is full refuses instead of waiting."""
+
 
 class Fetch(msgspec.Struct, frozen=True, tag=True):
     """Destination → source: hand me what belongs to this token."""
@@ -70,7 +73,7 @@ class DescriptorDoor:
         listener.setblocking(False)
         listener.bind(str(self.path))
         self.path.chmod(0o600)
-        listener.listen(16)
+        listener.listen(BACKLOG)
         self._socket = listener
         self._inode = self.path.stat().st_ino
         self._acceptor = Acceptor(listener, self._visit)

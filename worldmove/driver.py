@@ -100,6 +100,8 @@ class Services:
     executors: Pools
     intake: Intake
     door: DescriptorDoor
+    turns: asyncio.Semaphore
+    """One for each move away that may be under way at once; those that are admitted wait for theirs."""
     faults: Faults | None = None
     note_rate: Callable[[str, int, float], None]
     """Told (path, bytes, seconds) of every round that moved enough to say something about the path."""

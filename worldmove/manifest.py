@@ -49,7 +49,7 @@ RAW_DTYPES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3f
 """Element types that NumPy lacks; they are moved as raw bytes and viewed as unsigned integers."""
 
 
-class Source(msgspec.Struct, frozen=True, omit_defaults=True):
+class Source(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Where a region's memory comes from.
 
     `arena`: allocated by the node. `shm`: POSIX shared memory `name`, starting `offset` bytes in. `cuda-ipc`:
@@ -63,7 +63,7 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     pid_namespace: int | None = None
 
 
-class Region(msgspec.Struct, frozen=True, omit_defaults=True):
+class Region(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One named contiguous tensor. `shape` in elements; `stride_bytes` is what a rolling cache shifts by."""
 
     name: str
@@ -90,7 +90,7 @@ class Region(msgspec.Struct, frozen=True, omit_defaults=True):
         return -(-self.nbytes // self.leaf_bytes)
 
 
-class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The frozen, revisioned description of a session's regions.
 
     `snapshot_every`: blocks from one spare copy of its state to the next, 0 for none.
@@ -128,7 +128,7 @@ class Place(NamedTuple):
     offset: int
 
 
-class Extent(msgspec.Struct, frozen=True):
+class Extent(msgspec.Struct, frozen=True, gc=False):
     """One allocation: everything of one rank on one device."""
 
     rank: int

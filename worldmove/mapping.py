@@ -27,19 +27,19 @@ def _libc() -> ctypes.CDLL:
 
 
 class SharedMapping:
-    """`nbytes` of a descriptor, mapped shared and writable.
+    """`nbytes` of a descriptor from `offset` (whole memory pages) on, mapped shared and writable.
 
     Raises:
         TransportError: the descriptor is smaller (touching it would be a SIGBUS), or can't be mapped.
         NoMemoryError: address space does not suffice.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, offset: int = 0) -> None:
         size = os.fstat(fd).st_size
-        if size < nbytes or nbytes <= 0:
-            raise TransportError(f"descriptor has {size} bytes, {nbytes} were announced")
+        if size < offset + nbytes or nbytes <= 0:
+            raise TransportError(f"descriptor has {size} bytes, {offset} + {nbytes} were announced")
         protection = mmap.PROT_READ | mmap.PROT_WRITE
-        self._address = _libc().mmap(None, nbytes, protection, mmap.MAP_SHARED, fd, 0)
+        self._address = _libc().mmap(None, nbytes, protection, mmap.MAP_SHARED, fd, offset)
         if self._address == _FAILED:
             error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             short = shortage("a mapping", nbytes, error)

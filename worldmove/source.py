@@ -148,6 +148,8 @@ class SourceMove(Driver):
 
     async def _begin_record(self, _action: p.BeginRecord) -> None:
         claim = self.services.claim
+        await self.services.turns.acquire()
+        self.done.add_done_callback(lambda _done: self.services.turns.release())
         async with self._ledger_turn:
             if self.machine.state is not State.ADMITTED:
                 return  # given up, and perhaps settled already: it must not begin after that
@@ -202,9 +204,15 @@ class SourceMove(Driver):
 
     async def _arm(self, plan: Plan) -> tuple[int, ...]:
         """Arms the reading of a world that will stand; the page that shows it, for the destination too."""
-        if self.hello.live or not self.slot.ranks.attended or not all(pool.arms for pool, _ in plan.parts):
+        pages, ranks = self.slot.pages, self.slot.ranks
+        if (
+            self.hello.live
+            or not ranks.attended
+            or pages.leaf is not None
+            or not all(pool.arms for pool, _ in plan.parts)
+        ):
             return ()
-        page = open_to_look(self.slot.pages.fd)
+        page = open_to_look(pages.fds[0])
         self._pins.callback(os.close, page)
         self._armed = Armed(plan, await Sign.open(page, [pool for pool, _ in plan.parts]))
         self._plan = None

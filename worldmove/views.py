@@ -30,7 +30,7 @@ MoveState = Literal[
 ENDED_STATES = frozenset({"released", "rejected", "aborted"})
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of all views."""
 
 

@@ -52,7 +52,11 @@ _WORKER = [Depends(requires(WORKER))]
     dependencies=[*_WORKER, Depends(limited("register"))],
     responses=describes(201, Registration)
     | problems.documented(
-        ValidationError, ManifestError, SessionExistsError, NoMemoryError, RateLimitedError
+        ValidationError,
+        ManifestError,
+        SessionExistsError,
+        NoMemoryError,
+        RateLimitedError,
     ),
 )
 async def register(body: SessionBody, node: NodeDep) -> Response:

@@ -20,11 +20,13 @@ END_TIMEOUT_S = 20.0
 
 
 class RunningNode(NamedTuple):
-    """A node that answers at `url`; `pid` is its process."""
+    """A node that answers at `url`; `pid` is its process. It was started in `folder`, with `options`."""
 
     name: str
     url: str
     pid: int
+    folder: Path
+    options: tuple[str, ...]
 
 
 @contextlib.asynccontextmanager
@@ -60,6 +62,34 @@ async def running_nodes(
         await asyncio.shield(_end_all(processes, folder, logs))
 
 
+@contextlib.asynccontextmanager
+async def restarted(node: RunningNode) -> AsyncIterator[RunningNode]:
+    """Ends a node as an upgrade does, starts it again under its name, and ends it when the block ends.
+
+    Raises:
+        ProcessLostError: as `running_nodes`.
+    """
+    processes: list[asyncio.subprocess.Process] = []
+    await _ended(node.pid)
+    try:
+        yield await _start(node.name, node.folder, node.options, (), processes)
+    finally:
+        await asyncio.shield(_end(processes))
+
+
+async def _ended(pid: int) -> None:
+    """Sends SIGTERM and returns when the process is gone."""
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+    fd = os.pidfd_open(pid)
+    loop.add_reader(fd, gone.set)
+    try:
+        os.kill(pid, signal.SIGTERM)
+        await gone.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
 async def _start(
     name: str,
     folder: Path,
@@ -85,14 +115,14 @@ async def _start(
         url = await _first_line(reader)
     if not url:
         raise ProcessLostError(f"node {name} does not answer; its log ends with: {_last_line(log)}")
-    return RunningNode(name, url, process.pid)
+    return RunningNode(name, url, process.pid, folder, tuple(options))
 
 
 @contextlib.contextmanager
 def _descriptors(log: Path) -> Iterator[tuple[IO[bytes], IO[bytes], IO[bytes]]]:
     """Both ends of a pipe, and the file of a node's log."""
     reader, writer = os.pipe()
-    with os.fdopen(reader, "rb") as readable, os.fdopen(writer, "wb") as writable, log.open("wb") as errors:
+    with os.fdopen(reader, "rb") as readable, os.fdopen(writer, "wb") as writable, log.open("ab") as errors:
         yield readable, writable, errors
 
 
@@ -120,6 +150,11 @@ async def _first_line(reader: IO[bytes]) -> str:
 
 
 async def _end_all(processes: Sequence[asyncio.subprocess.Process], folder: Path, logs: Path | None) -> None:
+    await _end(processes)
+    await asyncio.to_thread(_clear, folder, logs)
+
+
+async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
     for process in processes:
         _signal(process, signal.SIGTERM)
     waits = [asyncio.create_task(process.wait()) for process in processes]
@@ -128,7 +163,6 @@ async def _end_all(processes: Sequence[asyncio.subprocess.Process], folder: Path
     for process in processes:
         _signal(process, signal.SIGKILL)
     await asyncio.gather(*waits)
-    await asyncio.to_thread(_clear, folder, logs)
 
 
 def _clear(folder: Path, logs: Path | None) -> None:

@@ -40,6 +40,11 @@ def own_bytes(pids: Iterable[int]) -> int:
     return total
 
 
+def open_descriptors(pid: int) -> int:
+    """How many descriptors a process has open."""
+    return sum(1 for _ in (PROC / str(pid) / "fd").iterdir())
+
+
 def shared_bytes() -> int:
     """Bytes of all memory files and shared memory of the machine (`Shmem`)."""
     for line in (PROC / "meminfo").read_text().splitlines():

@@ -9,35 +9,66 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
 import uvloop
 
 from worldmove.bench.crowd import spec
-from worldmove.bench.nodes import RunningNode, running_nodes
-from worldmove.bench.processes import own_bytes
+from worldmove.bench.nodes import RunningNode, restarted, running_nodes
+from worldmove.bench.processes import open_descriptors, own_bytes
+from worldmove.bench.questions import TIMEOUT_S, Asked, ask, call
 from worldmove.bench.report import Line, at_most, show
-from worldmove.bench.stats import quantile
-from worldmove.errors import PeerError, ProcessLostError
+from worldmove.bench.stats import median, quantile
+from worldmove.errors import ProcessLostError
 from worldmove.memory.limits import raise_descriptor_limit
 from worldmove.page.control import page_bytes
 
 P99_BAR_MS = 50.0
-PER_SESSION = 2
-"""Descriptors of a session with one extent, in its node and in the keeper."""
+PER_SESSION = 1
+"""Descriptors of a session with one extent and no worker, in its node and in the keeper."""
 SPARE_DESCRIPTORS = 1000
 REGISTERING = 16
 CROWDS = 4
 MOVE_BYTES = 4 << 20
-ASK_EVERY_S = 0.005
-TIMEOUT_S = 60.0
+LOOK_EVERY_S = 0.1
 OPTIONS = ("--register-rate", "0", "--move-rate", "0", "--gate-rate", "100Mbit", "--path", "local")
+
+
+class Wanted(NamedTuple):
+    """How many of what; `calls` are answers that are measured while moves run."""
+
+    sessions: int
+    workers: int
+    moves: int
+    calls: int
+
+
+class Round(NamedTuple):
+    """All moves once: the state in which each ended, with its code where that is not `released`."""
+
+    ends: tuple[str, ...]
+    seconds: float
+
+    @property
+    def moved(self) -> int:
+        """How many were released."""
+        return self.ends.count("released")
+
+
+class Restart(NamedTuple):
+    """What a start of the node with all its sessions took."""
+
+    seconds: float
+    silent_s: float
+    asked: list[Asked]
+    sessions: int
+    own_bytes: int
 
 
 class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +76,17 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `own_bytes_per_session`: anonymous memory and page tables of node and keeper by which one idle session
     makes them grow; `page_bytes_per_session`: at most, its control page with 4 KiB of host state.
+    `failures`: moves that were not released, by state and code. `descriptors`: of node or keeper, whoever has
+    more. `restart_s`: from SIGTERM to the node until its next incarnation has settled every session;
+    `restart_silent_s`: until it answers again; `restart_rest_ms_p99`: of answers between the two.
     """
 
     sessions: int
     workers: int
     moves: int
+    rounds: int
     moved: int
+    failures: dict[str, int]
     descriptors_limit: int
     register_per_s: float
     own_bytes_per_session: int
@@ -60,16 +96,26 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
     rest_ms_p50: float
     rest_ms_p99: float
     rest_ms_max: float
+    rest_ms_p99_by_call: dict[str, float]
     metrics_series: int
+    descriptors: int
+    restart_s: float
+    restart_silent_s: float
+    restart_rest_ms_p99: float
+    restart_sessions: int
+    restart_own_bytes_per_session: int
 
 
-def run(*, sessions: int = 10_000, workers: int = 200, moves: int = 50, json: bool = False) -> int:
+def run(
+    *, sessions: int = 10_000, workers: int = 200, moves: int = 50, calls: int = 1500, json: bool = False
+) -> int:
     """Measures and shows.
 
     Args:
         sessions: registered at one node; fewer where the limit of open descriptors does not allow as many.
         workers: connected worlds that generate meanwhile.
-        moves: asked for at the same time.
+        moves: asked for at the same time, there and back, as often as it takes.
+        calls: answers to be measured while moves run; fewer say little about a p99.
         json: one JSON document instead of a table.
 
     Returns:
@@ -79,57 +125,129 @@ def run(*, sessions: int = 10_000, workers: int = 200, moves: int = 50, json: bo
         WorldMoveError: a node or a worker failed.
     """
     limit = raise_descriptor_limit()
-    possible = (limit - SPARE_DESCRIPTORS) // PER_SESSION - 2 * workers - moves
-    result = uvloop.run(_measure(min(sessions, possible), workers, moves, limit))
+    possible = (limit - SPARE_DESCRIPTORS) // PER_SESSION - 3 * workers - 2 * moves
+    wanted = Wanted(min(sessions, possible), workers, moves, calls)
+    result = uvloop.run(_measure(wanted, limit))
     lines = [
         Line("sessions", str(result.sessions), f"{sessions} wanted, {limit} descriptors allowed"),
         Line("registered", f"{result.register_per_s:.0f} /s"),
         Line("node and keeper, each session", f"{result.own_bytes_per_session} bytes"),
-        Line("moves released", f"{result.moved} of {result.moves} in {result.moves_s:.1f} s"),
+        Line("moves released", f"{result.moved} of {result.rounds * moves}"),
+        *(Line(f"  {end}", str(count)) for end, count in result.failures.items()),
+        Line(f"all {moves} at once", f"{result.moves_s:.1f} s", "median of the rounds"),
         Line("REST p50 while moves run", f"{result.rest_ms_p50:.1f} ms"),
         Line("REST p99", f"{result.rest_ms_p99:.1f} ms", at_most(result.rest_ms_p99, P99_BAR_MS, "ms")),
+        *(Line(f"  {name}", f"{took:.1f} ms") for name, took in result.rest_ms_p99_by_call.items()),
         Line("REST max", f"{result.rest_ms_max:.1f} ms"),
         Line("series at /metrics", str(result.metrics_series)),
+        Line("descriptors of node or keeper", str(result.descriptors), f"of {limit}"),
+        Line("node started again", f"{result.restart_s:.1f} s", "until every session is settled"),
+        Line("  until it answers", f"{result.restart_silent_s:.1f} s"),
+        Line("  REST p99 from then on", f"{result.restart_rest_ms_p99:.1f} ms"),
+        Line("  each session", f"{result.restart_own_bytes_per_session} bytes"),
     ]
     title = f"one node with {result.sessions} sessions and {workers} workers, {moves} moves"
     show(title, result, lines, json=json)
-    return 0 if result.moved == result.moves else 1
+    return 0 if result.moved == result.rounds * moves else 1
 
 
-async def _measure(sessions: int, workers: int, moves: int, limit: int) -> ScaleResult:
+async def _measure(wanted: Wanted, limit: int) -> ScaleResult:
     client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
     async with client, running_nodes(("A", "B"), OPTIONS) as nodes:
         here = nodes[0]
-        view = (await _call(client, "GET", f"{here.url}/v1/node")).json()
-        pids = [here.pid, view["keeper"]]
+        pids = [here.pid, await _keeper(client, here)]
         before, began = own_bytes(pids), time.perf_counter()
-        await _register(client, here, "idle", sessions, spec())
+        await _register(client, here, "idle", wanted.sessions, spec())
         register_s = time.perf_counter() - began
-        each = (own_bytes(pids) - before) // max(sessions, 1)
+        each = (own_bytes(pids) - before) // wanted.sessions
         large = spec() | {"regions": [{"name": "k", "dtype": "uint8", "shape": [MOVE_BYTES]}]}
-        await _register(client, here, "moving", moves, large)
-        async with _crowds(here, workers):
-            began = time.perf_counter()
-            over = asyncio.Event()
-            moved, took = await _all([_move_all(client, here, moves, over), _ask(here, sessions, over)])
-            moves_s = time.perf_counter() - began
-            text = (await _call(client, "GET", f"{here.url}/metrics")).text
+        await _register(client, here, "moving", wanted.moves, large)
+        async with _crowds(here, wanted.workers):
+            descriptors = max(open_descriptors(pid) for pid in pids)
+            rounds, asked = await _move_and_ask(client, nodes, wanted)
+            text = (await call(client, "GET", f"{here.url}/metrics")).text
+            again = await _restart(client, here, wanted)
+        took = [one.took_ms for one in asked]
         return ScaleResult(
-            sessions=sessions,
-            workers=workers,
-            moves=moves,
-            moved=moved,
+            sessions=wanted.sessions,
+            workers=wanted.workers,
+            moves=wanted.moves,
+            rounds=len(rounds),
+            moved=sum(one.moved for one in rounds),
+            failures=dict(Counter(end for one in rounds for end in one.ends if end != "released")),
             descriptors_limit=limit,
-            register_per_s=sessions / register_s,
+            register_per_s=wanted.sessions / register_s,
             own_bytes_per_session=each,
             page_bytes_per_session=page_bytes(1, 4096),
-            moves_s=moves_s,
+            moves_s=median([one.seconds for one in rounds]),
             rest_calls=len(took),
             rest_ms_p50=quantile(took, 0.5),
             rest_ms_p99=quantile(took, 0.99),
             rest_ms_max=max(took),
+            rest_ms_p99_by_call={
+                name: quantile([one.took_ms for one in asked if one.call == name], 0.99)
+                for name in dict.fromkeys(one.call for one in asked)
+            },
             metrics_series=sum(not line.startswith("#") for line in text.splitlines()),
+            descriptors=descriptors,
+            restart_s=again.seconds,
+            restart_silent_s=again.silent_s,
+            restart_rest_ms_p99=quantile([one.took_ms for one in again.asked], 0.99),
+            restart_sessions=again.sessions,
+            restart_own_bytes_per_session=(again.own_bytes - before) // wanted.sessions,
         )
+
+
+async def _restart(client: httpx.AsyncClient, node: RunningNode, wanted: Wanted) -> Restart:
+    """Starts the node anew while its worlds generate, and asks it while it settles their sessions."""
+    began, over = time.perf_counter(), asyncio.Event()
+    names = [f"idle-{number:05}" for number in range(wanted.sessions)]
+    async with restarted(node) as again:
+        silent_s = time.perf_counter() - began
+        seconds, asked = await _all([_settled(client, again, began, over), ask(again.url, names, over)])
+        view = (await call(client, "GET", f"{again.url}/v1/node")).json()
+        own = own_bytes([again.pid, view["keeper"]])
+        return Restart(seconds, silent_s, asked, view["sessions"], own)
+
+
+async def _settled(client: httpx.AsyncClient, node: RunningNode, began: float, over: asyncio.Event) -> float:
+    """Seconds since `began` when no session of the node is fenced any more; sets `over` then."""
+    try:
+        while True:
+            text = (await call(client, "GET", f"{node.url}/metrics")).text
+            if 'worldmove_sessions{state="fenced"} 0.0' in text.splitlines():
+                return time.perf_counter() - began
+            await asyncio.sleep(LOOK_EVERY_S)
+    finally:
+        over.set()
+
+
+async def _keeper(client: httpx.AsyncClient, node: RunningNode) -> int:
+    return int((await call(client, "GET", f"{node.url}/v1/node")).json()["keeper"])
+
+
+async def _move_and_ask(
+    client: httpx.AsyncClient, nodes: Sequence[RunningNode], wanted: Wanted
+) -> tuple[list[Round], list[Asked]]:
+    """Moves all there and back, in turn, until the first node has answered often enough meanwhile."""
+    rounds: list[Round] = []
+    asked: list[Asked] = []
+    names = [f"idle-{number:05}" for number in range(wanted.sessions)]
+    while len(asked) < wanted.calls:
+        away = len(rounds) % 2 == 0
+        source, destination = nodes if away else reversed(nodes)
+        over = asyncio.Event()
+        round_, answers = await _all(
+            [
+                _move_all(client, source, destination.name, wanted.moves, over),
+                ask(nodes[0].url, names, over),
+            ]
+        )
+        rounds.append(round_)
+        asked += answers
+        if round_.moved < wanted.moves:
+            break
+    return rounds, asked
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
@@ -143,16 +261,6 @@ async def _all(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _call(client: httpx.AsyncClient, method: str, url: str, **body: object) -> httpx.Response:
-    try:
-        response = await client.request(method, url, json=body or None)
-    except httpx.HTTPError as error:
-        raise PeerError(f"{url} did not answer: {error!r}") from error
-    if not response.is_success:
-        raise PeerError(f"{url} answered {response.status_code}: {response.text[:500]}")
-    return response
-
-
 async def _register(
     client: httpx.AsyncClient, node: RunningNode, prefix: str, count: int, body: dict[str, object]
 ) -> None:
@@ -160,7 +268,7 @@ async def _register(
 
     async def some() -> None:
         for number in numbers:
-            await _call(client, "POST", f"{node.url}/v1/sessions", id=f"{prefix}-{number:05}", **body)
+            await call(client, "POST", f"{node.url}/v1/sessions", id=f"{prefix}-{number:05}", **body)
 
     await _all(some() for _ in range(REGISTERING))
 
@@ -196,41 +304,23 @@ async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
         await process.wait()
 
 
-async def _move_all(client: httpx.AsyncClient, node: RunningNode, moves: int, over: asyncio.Event) -> int:
-    """Asks for all moves at once, and returns how many were released; sets `over` then."""
+async def _move_all(
+    client: httpx.AsyncClient, node: RunningNode, destination: str, moves: int, over: asyncio.Event
+) -> Round:
+    """Asks for all moves at once, and counts how many were released; sets `over` then."""
 
-    async def one(number: int) -> bool:
-        request = {"session_id": f"moving-{number:05}", "destination": "B", "allow_unattended": True}
-        move = (await _call(client, "POST", f"{node.url}/v1/migrations", **request)).json()
+    async def one(number: int) -> str:
+        name = f"moving-{number:05}"
+        request = {"session_id": name, "destination": destination, "allow_unattended": True}
+        move = (await call(client, "POST", f"{node.url}/v1/migrations", **request)).json()
         while move["state"] not in ("released", "aborted", "rejected"):
             await asyncio.sleep(0.2)
-            move = (await _call(client, "GET", f"{node.url}/v1/migrations/{move['id']}")).json()
-        return bool(move["state"] == "released")
+            move = (await call(client, "GET", f"{node.url}/v1/migrations/{move['id']}")).json()
+        return str(move["state"]) if move["code"] is None else f"{move['state']}: {move['code']}"
 
+    began = time.perf_counter()
     try:
-        return sum(await _all(one(number) for number in range(moves)))
+        ends = await _all(one(number) for number in range(moves))
     finally:
         over.set()
-
-
-async def _ask(node: RunningNode, sessions: int, over: asyncio.Event) -> list[float]:
-    """Asks everything in turn until the moves are over; milliseconds of each answer."""
-    took: list[float] = []
-    choose = random.Random(1)  # noqa: S311 - which session is asked for, no secret
-    async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
-        while not over.is_set():
-            name = f"idle-{choose.randrange(max(sessions, 1)):05}"
-            for path in (
-                "/v1/healthz",
-                f"/v1/sessions/{name}",
-                f"/v1/sessions?limit=100&after={name}",
-                "/v1/node",
-                "/v1/migrations",
-                "/v1/nodes",
-                "/metrics",
-            ):
-                began = time.perf_counter()
-                await _call(client, "GET", f"{node.url}{path}")
-                took.append((time.perf_counter() - began) * 1000)
-                await asyncio.sleep(ASK_EVERY_S)
-    return took
+    return Round(tuple(ends), time.perf_counter() - began)

@@ -178,7 +178,11 @@ def bench_scale(
     moves: Annotated[
         int | None, typer.Option(min=1, max=1000, show_default=False, help="Moves asked for at once.")
     ] = None,
+    calls: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**6, show_default=False, help="Answers to measure while moves run."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """How a node answers that has thousands of sessions, hundreds of workers, and moves under way."""
-    _run("worldmove.bench.scale", json=json, sessions=sessions, workers=workers, moves=moves)
+    _run("worldmove.bench.scale", json=json, sessions=sessions, workers=workers, moves=moves, calls=calls)

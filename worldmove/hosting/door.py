@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 class Desk(Protocol):
     """Who decides at the door."""
 
-    def enter(self, first: Hello | Rejoin) -> Entry:
+    async def enter(self, first: Hello | Rejoin) -> Entry:
         """Accepts a rank, or raises a `WorldMoveError`. The entry's descriptors are the caller's to close."""
 
     async def hand_back(self, first: Handback, fds: Sequence[int]) -> None:
@@ -188,7 +188,7 @@ class _Visit:
             return None
         entry: Entry | None = None
         try:
-            entry = self._desk.enter(await self._introduced())
+            entry = await self._desk.enter(await self._introduced())
         except WorldMoveError as error:
             await self._refuse(error)
             return None

@@ -6,8 +6,8 @@ nodes: whoever drives a move asks for a slot and for its ranks, and says what be
 
 from __future__ import annotations
 
-import hmac
-import os
+import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,21 +22,23 @@ from worldmove.errors import (
     NotFoundError,
     NoWorkerError,
     SessionExistsError,
-    UnauthorizedError,
     WorldMoveError,
 )
 from worldmove.hosting.door import Door, Entry
+from worldmove.hosting.entrance import Entrance
+from worldmove.hosting.folio import Folio
 from worldmove.hosting.handback import Returns
 from worldmove.hosting.making import Name, Owner, make_slot, restore_slot
 from worldmove.hosting.matching import ANY, RETRY_AFTER_MS, find_standby
 from worldmove.hosting.memory import Arenas, check_made, take
 from worldmove.hosting.ranks import Change
-from worldmove.hosting.shelf import Keeping, Shelf
+from worldmove.hosting.shelf import Found, Keeping, Shelf
 from worldmove.hosting.slots import Slot
 from worldmove.hosting.tickets import TicketBook
 from worldmove.ipc import close_all
 from worldmove.manifest import Manifest
 from worldmove.memory.arena import free_arenas
+from worldmove.memory.limits import check_descriptors
 from worldmove.page.messages import Ended, Handback, Hello, Moved, Rejoin, Revise
 from worldmove.placement import Wanted
 from worldmove.tasks import Tasks
@@ -79,9 +81,11 @@ class Host:
         self._shelf = Shelf(keeper)
         self._on_change = on_change
         self._tickets = TicketBook()
+        self._entrance = Entrance(self._slots, self._tickets, self._shelf)
         self._door = Door(socket_path, self)
         self._freeing = Tasks(self._not_freed)
-        self._owner = Owner(self._changed, self._discard)
+        self._folio = Folio()
+        self._owner = Owner(self._changed, self._discard, self._folio)
         self.returns = Returns(incarnation, self._owner, self._check_away, self._take_back)
 
     @property
@@ -109,9 +113,14 @@ class Host:
         for slot in list(self._slots.values()):
             slot.ranks.close()
             slot.close(self._arenas)
+        with contextlib.suppress(
+            WorldMoveError
+        ):  # a keeper that is lost, or another node's, holds it no more
+            await self._shelf.keep_folio(self._folio)
         self._slots.clear()
         self.sessions.clear()
         self.standbys.clear()
+        self._folio.close()
         await self._freeing.join()
 
     # Opening and closing
@@ -130,7 +139,7 @@ class Host:
         Raises:
             SessionExistsError: the session lies here already.
             ManifestError: a region is malformed or its shared memory is not there.
-            NoMemoryError: it does not fit.
+            NoMemoryError: it does not fit, or there are not as many descriptors.
         """
         if session_id in self.sessions or session_id in self._opening:
             raise SessionExistsError(f"session {session_id!r} is on this node already", session_id=session_id)
@@ -149,6 +158,7 @@ class Host:
         return slot, self._issue(slot)
 
     async def _open(self, spec: SessionSpec, name: Name, epoch: int) -> Slot:
+        check_descriptors(1 + len({(r.rank, r.device, r.source.name) for r in spec.manifest.regions}))
         holding = await take(spec.manifest, self._arenas, "worldmove-arena")
         try:
             slot = make_slot(
@@ -178,21 +188,34 @@ class Host:
         Raises:
             ProcessLostError: the keeper is gone.
         """
-        slots = []
-        for record, fds in await self._shelf.found():
-            try:
-                slot = restore_slot(record, fds, self.incarnation, self._owner)
-            except WorldMoveError as error:
-                log.warning("slot.unreadable", slot=record.id, code=error.code, reason=error.message)
-                continue
-            self._arenas.adopt(slot.counted_bytes)
-            self._slots[slot.key] = slot
-            table = self.standbys if slot.session_id is None else self.sessions
-            # After a move within this node there may be two: the later epoch is the world.
-            table[slot.id] = max(slot, table.get(slot.id, slot), key=lambda each: each.ranks.page.epoch)
-            await self._shelf.put(slot)
-            slots.append(slot)
+        former = await self._shelf.folios()
+        slots: list[Slot] = []
+        unread = 0
+        try:
+            async for some in self._shelf.found():
+                restored = [self._restored(found, former) for found in some]
+                good = [slot for slot in restored if slot is not None]
+                await asyncio.gather(*map(self._shelf.put, good))
+                unread += len(restored) - len(good)
+                slots += good
+        finally:
+            close_all(list(former.values()))
+        if not unread:
+            await self._shelf.drop_folios(former)
         return slots
+
+    def _restored(self, found: Found, folios: Mapping[str, int]) -> Slot | None:
+        try:
+            slot = restore_slot(found.record, found.fds, self.incarnation, self._owner, folios)
+        except WorldMoveError as error:
+            log.warning("slot.unreadable", slot=found.record.id, code=error.code, reason=error.message)
+            return None
+        self._arenas.adopt(slot.counted_bytes)
+        self._slots[slot.key] = slot
+        table = self.standbys if slot.session_id is None else self.sessions
+        # After a move within this node there may be two: the later epoch is the world.
+        table[slot.id] = max(slot, table.get(slot.id, slot), key=lambda each: each.ranks.page.epoch)
+        return slot
 
     def close_slot(self, slot: Slot, answer: Moved | Ended) -> None:
         """Ends a session or standby on this node; each worker hears `answer` at its next boundary.
@@ -314,27 +337,9 @@ class Host:
 
     # The door's questions
 
-    def enter(self, first: Hello | Rejoin) -> Entry:
+    async def enter(self, first: Hello | Rejoin) -> Entry:
         """See `worldmove.hosting.door.Desk`."""
-        if isinstance(first, Rejoin):
-            return self._reenter(first)
-        key, rank = self._tickets.redeem(first.token)
-        slot = self._slots.get(key)
-        if slot is None:
-            raise NotFoundError("the session or standby has ended")
-        slot.ranks.check_free(rank)
-        stopped = None if slot.session_id is None else slot.ranks.page.block(rank)
-        return self._entry(slot, rank, slot.holding.of_rank(rank), stopped, waiting=slot.session_id is None)
-
-    def _reenter(self, first: Rejoin) -> Entry:
-        slot = self._slots.get(first.slot)
-        if slot is None:
-            raise NotFoundError("the session or standby is not on this node")
-        known = slot.secrets[first.rank] if 0 <= first.rank < len(slot.secrets) else ""
-        if not known or not hmac.compare_digest(known.encode(), first.secret.encode()):
-            raise UnauthorizedError("the secret is not this rank's")
-        stopped = first.block if first.stopped else None
-        return self._entry(slot, first.rank, (), stopped, waiting=first.waiting)
+        return await self._entrance.enter(first)
 
     async def hand_back(self, first: Handback, fds: Sequence[int]) -> None:
         """See `worldmove.hosting.door.Desk`."""
@@ -350,19 +355,6 @@ class Host:
         self._arenas.adopt(slot.counted_bytes)
         self._slots[slot.key] = self.sessions[slot.id] = slot
         self._shelf.refresh(slot)
-
-    def _entry(
-        self, slot: Slot, rank: int, extents: tuple[int, ...], stopped: int | None, *, waiting: bool
-    ) -> Entry:
-        holding, welcome = slot.holding, slot.welcome(rank, extents)
-        copies: list[int] = []
-        try:
-            copies.append(slot.pages.dup())
-            copies += [os.dup(holding.fds[index]) for index in extents]
-        except OSError as error:
-            close_all(copies)
-            raise ConflictError(f"descriptors can't be passed on: {error}") from error
-        return Entry(slot.key, slot.ranks, rank, welcome, copies[0], tuple(copies[1:]), stopped, waiting)
 
     async def revise(self, slot: str, rank: int, revision: Revise, fds: Sequence[int]) -> None:
         """See `worldmove.hosting.door.Desk`."""

@@ -6,23 +6,28 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from worldmove.errors import FramingError
+from worldmove.hosting.folio import Folio
 from worldmove.hosting.memory import Holding
-from worldmove.hosting.pages import Pages
+from worldmove.hosting.pages import Leaf, Pages
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.slots import Slot, SlotRecord
 from worldmove.hosting.spare import Spare
 from worldmove.ipc import close_all
 from worldmove.manifest import LeafMap, Manifest
-from worldmove.memory.limits import check_descriptors
 from worldmove.page.control import ControlPage, create_page
 from worldmove.page.messages import Adopted
 
 
 class Owner(NamedTuple):
-    """What a slot calls: with news of its ranks, and with descriptors that nobody needs any more."""
+    """What a slot calls: with news of its ranks, and with descriptors that nobody needs any more.
+
+    `folio` is where the pages of sessions lie that have no worker.
+    """
 
     on_change: Callable[[Slot, Change], None]
     discard: Callable[[Sequence[int]], None]
+    folio: Folio
 
 
 class Name(NamedTuple):
@@ -45,9 +50,9 @@ def make_slot(
     """A new slot around memory that exists; the holding is the slot's, unless this raises.
 
     Raises:
-        NoMemoryError: there are no descriptors left for one more.
+        TransportError: there is no descriptor, or no memory, for its page.
     """
-    check_descriptors()
+    made = _Made(holding.manifest, incarnation, epoch, name.session_id)
     return Slot(
         key=secrets.token_hex(8),
         slot_id=name.id,
@@ -55,42 +60,60 @@ def make_slot(
         seed=secrets.randbits(64) if name.seed is None else name.seed,
         fingerprint=fingerprint,
         holding=holding,
-        pages=_pages(holding.manifest, incarnation, epoch, name.session_id),
+        pages=_pages(made, owner.folio if name.session_id is not None else None),
         secrets=tuple(secrets.token_urlsafe(32) for _ in holding.manifest.ranks),
         on_change=owner.on_change,
         discard=owner.discard,
     )
 
 
-def restore_slot(record: SlotRecord, fds: Sequence[int], incarnation: int, owner: Owner) -> Slot:
+def restore_slot(
+    record: SlotRecord,
+    fds: Sequence[int],
+    incarnation: int,
+    owner: Owner,
+    former_folios: Mapping[str, int] | None = None,
+) -> Slot:
     """The slot that a record describes, with a new control page before the former ones. Owns `fds`.
+
+    A session that has no living worker gets a page in the folio, and no former one is kept: nobody can write
+    into it any more but the former incarnation, which is to change nothing.
+
+    Args:
+        record: as the keeper has it.
+        fds: all of its descriptors.
+        incarnation: of this node.
+        owner: of the slot.
+        former_folios: descriptors by the folio's key; they stay the caller's.
 
     Raises:
         FramingError: the descriptors are not what the record says; they are closed.
     """
-    former, extents = fds[: record.pages], fds[record.pages :]
+    own, extents = fds[: record.pages], fds[record.pages :]
     extents, spares = extents[: len(record.extents)], extents[len(record.extents) :]
     try:
-        with_page = ControlPage(former[0])
-        # The record follows the page, which is written at once: an adoption stands there first.
-        session_id, epoch = with_page.session_id or record.session_id, with_page.epoch
-        with_page.close()
+        latest = _latest(record, own, former_folios or {})
     except BaseException:
         close_all(fds)
         raise
     try:
-        pages = _pages(record.manifest, incarnation, epoch, session_id, former)
+        # The record follows the page, which is written at once: an adoption stands there first.
+        session_id, epoch = latest.session_id or record.session_id, latest.epoch
+        made = _Made(record.manifest, incarnation, epoch, session_id)
+        idle = session_id is not None and not _anybody(own)
+        lying = latest if record.leaf is not None else None
+        pages = _pages(made, owner.folio if idle else None, own, lying, recovered=True)
     except BaseException:
         close_all([*extents, *spares])
         raise
+    finally:
+        latest.close()
     try:
         spare = Spare.restore(record.spare, spares) if record.spare is not None else None
     except BaseException:
         pages.close()
         close_all(extents)
         raise
-    for rank in range(pages.page.ranks):
-        pages.look_back(rank)
     adopted = None
     if session_id is not None:
         adopted = Adopted(session_id, epoch, pages.page.block(0), record.manifest.endpoint)
@@ -119,22 +142,77 @@ def restore_slot(record: SlotRecord, fds: Sequence[int], incarnation: int, owner
     return slot
 
 
+class _Made(NamedTuple):
+    """What a new page says."""
+
+    manifest: Manifest
+    incarnation: int
+    epoch: int
+    session_id: str | None
+
+
+def _latest(record: SlotRecord, own: Sequence[int], folios: Mapping[str, int]) -> ControlPage:
+    """The page that was in force when the record was written."""
+    if record.leaf is None:
+        return ControlPage(own[0])
+    fd = folios.get(record.leaf.folio)
+    if fd is None:
+        raise FramingError(f"nobody holds folio {record.leaf.folio} any more")
+    return ControlPage(fd, *record.leaf.place)
+
+
+def _anybody(fds: Sequence[int]) -> bool:
+    """Whether a living process has a rank, by any of a session's pages."""
+    for fd in fds:
+        page = ControlPage(fd)
+        try:
+            if any(page.occupied(rank) for rank in range(page.ranks)):
+                return True
+        finally:
+            page.close()
+    return False
+
+
 def _pages(
-    manifest: Manifest, incarnation: int, epoch: int, session_id: str | None, former: Sequence[int] = ()
+    made: _Made,
+    folio: Folio | None,
+    former: Sequence[int] = (),
+    lying: ControlPage | None = None,
+    *,
+    recovered: bool = False,
 ) -> Pages:
-    """A new page before former ones; owns all their descriptors, also if it fails."""
-    ranks = len(manifest.ranks)
+    """A new page before former ones; owns all their descriptors, also if it fails.
+
+    Args:
+        made: what it says.
+        folio: it is to lie there if there is room, and the former ones are let go of.
+        former: descriptors of earlier ones.
+        lying: the former one, where it lies in a former folio.
+        recovered: by a node that has started again.
+    """
+    manifest = made.manifest
+    ranks, state_bytes = len(manifest.ranks), manifest.host_state_bytes
+    says = {"incarnation": made.incarnation, "epoch": made.epoch}
     fds = [*former]
     try:
-        fds.insert(0, create_page(ranks, manifest.host_state_bytes, incarnation=incarnation, epoch=epoch))
+        place = folio.add(ranks, state_bytes, **says) if folio is not None else None
+        leaf = Leaf(folio, place) if folio is not None and place is not None else None
+        if leaf is None:
+            fds.insert(0, create_page(ranks, state_bytes, **says))
     except BaseException:
         close_all(fds)
         raise
-    pages = Pages(fds[0], fds[1:])
+    pages = Pages(fds, leaf, recovered=recovered)
     try:
-        pages.page.session_id = session_id
+        pages.page.session_id = made.session_id
         pages.page.revision = manifest.revision
+        for rank in range(ranks):
+            if lying is not None:
+                pages.page.copy_rank(lying, rank)
+            pages.look_back(rank)
     except BaseException:
         pages.close()
         raise
+    if folio is not None:
+        pages.forget_former()
     return pages

@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from worldmove.errors import ConflictError, ProtocolError
-from worldmove.ipc import close_all
+from worldmove.hosting.folio import Folio, Place
+from worldmove.ipc import close_all, sealed_memfd
 from worldmove.page.control import MAX_BLOCK, ControlPage, RankState
+
+
+class Leaf(NamedTuple):
+    """A page's place, and the folio that it is in."""
+
+    folio: Folio
+    place: Place
 
 
 class Pages:
@@ -18,28 +27,79 @@ class Pages:
     again still publishes in a former page, and locks its rank there; its area is copied on when asked for.
 
     Args:
-        fd: of the page in force.
-        former: of earlier ones, the newest first.
+        fds: of the page in force, and of earlier ones, the newest first.
+        leaf: where the page in force lies, if that is in a folio; all `fds` are then of earlier ones.
+        recovered: a former incarnation of the node has left the slot.
     """
 
-    def __init__(self, fd: int, former: Sequence[int] = ()) -> None:
-        self._fds = [fd, *former]
+    def __init__(self, fds: Sequence[int], leaf: Leaf | None = None, *, recovered: bool = False) -> None:
+        self.recovered = recovered
+        self._leaf = leaf
+        self._left: Leaf | None = None
+        self._ended = False
+        self._fds = list(fds)
         self._pages: list[ControlPage] = []
         try:
+            self._pages += [leaf.folio.open(leaf.place)] if leaf is not None else []
             self._pages += [ControlPage(each) for each in self._fds]
         except BaseException:
             self.close()
             raise
 
     @property
-    def fd(self) -> int:
-        """Of the page in force."""
-        return self._fds[0]
+    def fds(self) -> tuple[int, ...]:
+        """Of all pages that have one, the page in force first."""
+        return tuple(self._fds)
 
     @property
-    def fds(self) -> tuple[int, ...]:
-        """Of all pages, the one in force first."""
-        return tuple(self._fds)
+    def leaf(self) -> Leaf | None:
+        """Where the page in force lies, if that is in a folio."""
+        return self._leaf
+
+    @property
+    def former(self) -> bool:
+        """Whether there are earlier pages."""
+        return len(self._pages) > 1
+
+    def move_out(self) -> bool:
+        """Gives the page in force a descriptor of its own, which a worker may have.
+
+        Returns:
+            Whether it lay in a folio until now, or the keeper has not heard that it does no more: it is to
+            be told, and `vacate` is due then.
+
+        Raises:
+            TransportError: there is no descriptor, or no memory, for it.
+        """
+        if self._leaf is not None:
+            fd = sealed_memfd("worldmove-page", self._leaf.place.nbytes)
+            try:
+                self.page.copy_to(fd)
+                page = ControlPage(fd)
+            except BaseException:
+                close_all([fd])
+                raise
+            self._pages[0].close()
+            self._pages[0] = page
+            self._fds.insert(0, fd)
+            self._left, self._leaf = self._leaf, None
+        return self._left is not None
+
+    def vacate(self) -> str | None:
+        """No record names the place any more that the page has left, or leaves when it is closed.
+
+        Returns:
+            The key of a folio in which no page lies any more.
+        """
+        if self._leaf is not None and not self.closed:
+            self._ended = True
+            return None
+        if self._leaf is not None:
+            self._left, self._leaf = self._leaf, None
+        if self._left is None:
+            return None
+        left, self._left = self._left, None
+        return left.folio.free(left.place)
 
     @property
     def page(self) -> ControlPage:
@@ -150,12 +210,13 @@ class Pages:
         """Lets go of former pages: every worker has the one in force."""
         for page in self._pages[1:]:
             page.close()
-        close_all(self._fds[1:])
-        del self._pages[1:], self._fds[1:]
+        kept = 0 if self._leaf is not None else 1
+        close_all(self._fds[kept:])
+        del self._pages[1:], self._fds[kept:]
 
     def dup(self) -> int:
-        """A copy of the descriptor of the page in force, which the caller owns."""
-        return os.dup(self.fd)
+        """A copy of the descriptor of the page in force, which the caller owns; after `move_out`."""
+        return os.dup(self._fds[0])
 
     def close(self) -> None:
         """Unmaps and closes everything; once more is nothing."""
@@ -164,3 +225,6 @@ class Pages:
         close_all(self._fds)
         self._pages.clear()
         self._fds.clear()
+        if self._ended:
+            self._ended = False
+            self.vacate()

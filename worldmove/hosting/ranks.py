@@ -48,7 +48,7 @@ class Ranks:
         self._on_change = on_change
         self._foreign = foreign
         # A node that starts again fences its slots: who stands stays so until `unfence` or `finish`.
-        self._fenced = len(pages.fds) > 1
+        self._fenced = pages.recovered
         self._ranks = [RankSeat(number, away=self._fenced) for number in range(pages.page.ranks)]
         self.roll = RollCall(self._ranks, pages.occupied)
         self._turn = asyncio.Lock()
@@ -263,7 +263,7 @@ class Ranks:
         rank.seat, rank.waiting, rank.away = seat, waiting, False
         rank.stopped = None if waiting else stopped
         self.roll.came(number)
-        if len(self._pages.fds) > 1 and not any(each.away for each in self._ranks):
+        if self._pages.former and not any(each.away for each in self._ranks):
             self._pages.forget_former()
         self._settle(rank)
         if self.attended:
@@ -397,3 +397,4 @@ class Ranks:
         if not self._pages.closed:
             self._last_block = self.block
             self._pages.close()
+            self._on_change = lambda _change: None  # the slot that listens has these ranks: no cycle stays

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -11,6 +11,8 @@ import msgspec
 import structlog
 
 from worldmove.errors import FramingError, ProcessLostError, WorldMoveError
+from worldmove.hosting.folio import Folio
+from worldmove.hosting.pages import Pages
 from worldmove.hosting.slots import Slot, SlotRecord
 from worldmove.ipc import close_all
 from worldmove.tasks import Tasks
@@ -18,9 +20,12 @@ from worldmove.tasks import Tasks
 log = structlog.get_logger(__name__)
 
 FDS_PER_KEY = 200
+AT_ONCE = 64
+"""Slots that are asked for at once when a node starts."""
 PATIENCE_S = 3.0
 """How long registrations and commits wait for another keeper when one is lost."""
 _PREFIX = "slot/"
+_FOLIOS = "pages/"
 
 
 class Keeping(Protocol):
@@ -64,12 +69,14 @@ class Shelf:
         self._renewed = asyncio.Event()
         self._locks: dict[str, asyncio.Lock] = {}
         self._parts: dict[str, int] = {}
+        self._folios: set[str] = set()
         self._gone: WeakSet[Slot] = WeakSet()
         self._tasks = Tasks(self._failed)
 
     async def use(self, keeper: Keeping, slots: Sequence[Slot]) -> None:
         """Another keeper takes the place of one that was lost, and holds all slots."""
         self._keeper = keeper
+        self._folios.clear()
         renewed, self._renewed = self._renewed, asyncio.Event()
         renewed.set()
         for slot in slots:
@@ -102,6 +109,8 @@ class Shelf:
         async with lock:
             if self._keeper is None or slot in self._gone:
                 return
+            if slot.pages.leaf is not None:
+                await self._put_folio(slot.pages.leaf.folio)
             with slot.pinned():
                 fds = list(slot.all_fds)
                 chunks = [fds[at : at + FDS_PER_KEY] for at in range(0, len(fds), FDS_PER_KEY)]
@@ -114,6 +123,53 @@ class Shelf:
                 await self._keeper.drop(_key(slot.key, number))
             self._parts[slot.key] = len(chunks)
 
+    async def _put_folio(self, folio: Folio) -> None:
+        """Before any record that names a place in it."""
+        if self._keeper is not None and folio.key not in self._folios:
+            await self._keeper.put(f"{_FOLIOS}{folio.key}", b"", [folio.fd])
+            self._folios.add(folio.key)
+
+    async def vacate(self, pages: Pages) -> None:
+        """The keeper has no record any more that names the place which a page has left, or will leave."""
+        empty = pages.vacate()
+        if empty in self._folios:
+            await self.drop_folios([empty])
+
+    async def keep_folio(self, folio: Folio) -> None:
+        """Only this one is held, if pages lie in it: a keeper that holds nothing can end.
+
+        Raises:
+            ProcessLostError: the keeper is gone.
+        """
+        await self.drop_folios(self._folios - ({folio.key} if folio.fd >= 0 else set()))
+
+    async def folios(self) -> dict[str, int]:
+        """Every folio that former incarnations left with the keeper; the descriptors are the caller's.
+
+        Raises:
+            ProcessLostError: the keeper is gone.
+        """
+        found: dict[str, int] = {}
+        if self._keeper is None:
+            return found
+        for key in await self._keeper.keys():
+            if key.startswith(_FOLIOS):
+                _, fds = await self._keeper.get(key)
+                close_all(fds[1:])
+                found[key.removeprefix(_FOLIOS)] = fds[0]
+        return found
+
+    async def drop_folios(self, keys: Iterable[str]) -> None:
+        """No record names a place in these any more.
+
+        Raises:
+            ProcessLostError: the keeper is gone.
+        """
+        for key in list(keys):
+            self._folios.discard(key)
+            if self._keeper is not None:
+                await self._keeper.drop(f"{_FOLIOS}{key}")
+
     def refresh(self, slot: Slot) -> None:
         """Writes the slot soon, without being waited for."""
         self._tasks.spawn(self.put(slot))
@@ -122,30 +178,34 @@ class Shelf:
         """Lets the keeper forget a slot, after whatever is being written of it."""
         # For good: a write that waits for its turn behind the drop would bring the slot back.
         self._gone.add(slot)
-        self._tasks.spawn(self._drop(slot.key))
+        self._tasks.spawn(self._drop(slot))
 
-    async def _drop(self, key: str) -> None:
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            for number in range(self._parts.pop(key, 0)):
-                if self._keeper is not None:
-                    await self._keeper.drop(_key(key, number))
-        self._locks.pop(key, None)
+    async def _drop(self, slot: Slot) -> None:
+        key = slot.key
+        try:
+            async with self._locks.setdefault(key, asyncio.Lock()):
+                for number in range(self._parts.pop(key, 0)):
+                    if self._keeper is not None:
+                        await self._keeper.drop(_key(key, number))
+        finally:
+            self._locks.pop(key, None)
+            # Only now: a record that was left over would name another session's page.
+            await self.vacate(slot.pages)
 
-    async def found(self) -> list[Found]:
-        """Every slot that a former incarnation left with the keeper.
+    async def found(self) -> AsyncIterator[list[Found]]:
+        """Every slot that a former incarnation left with the keeper, some at a time.
 
         Raises:
             ProcessLostError: the keeper is gone.
         """
         if self._keeper is None:
-            return []
+            return
         first = [key for key in await self._keeper.keys() if key.startswith(_PREFIX) and key.endswith("/0")]
-        slots = []
-        for key in first:
-            found = await self._find(key.removeprefix(_PREFIX).removesuffix("/0"))
-            if found is not None:
-                slots.append(found)
-        return slots
+        names = [key.removeprefix(_PREFIX).removesuffix("/0") for key in first]
+        for start in range(0, len(names), AT_ONCE):
+            # Asked for together: one answer after another costs two changes of process each.
+            some = await asyncio.gather(*map(self._find, names[start : start + AT_ONCE]))
+            yield [found for found in some if found is not None]
 
     async def _find(self, key: str) -> Found | None:
         if self._keeper is None:
@@ -182,7 +242,7 @@ class Shelf:
 
 
 def _check_whole(key: str, record: SlotRecord | None, fds: Sequence[int]) -> None:
-    if record is None or record.pages < 1 or len(fds) != _descriptors(record):
+    if record is None or (record.pages < 1 and record.leaf is None) or len(fds) != _descriptors(record):
         raise FramingError(f"slot {key} is not whole")
 
 

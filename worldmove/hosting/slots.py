@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from worldmove.errors import ManifestError, ProtocolError
+from worldmove.hosting.folio import Place as PagePlace
 from worldmove.hosting.memory import Arenas, Holding, fresh_extents, retired, revised
 from worldmove.hosting.pages import Pages
 from worldmove.hosting.ranks import Change, Ranks
@@ -21,11 +22,18 @@ from worldmove.manifest import HOST, Extent, LeafMap, Manifest, Place
 from worldmove.page.messages import Adopted, Revise, Welcome
 
 
+class LeafRecord(msgspec.Struct, frozen=True):
+    """Which folio, and which bytes of it."""
+
+    folio: str
+    place: PagePlace
+
+
 class SlotRecord(msgspec.Struct, frozen=True):
     """What the keeper holds beside the descriptors, so that a slot outlives its node.
 
     The first `pages` descriptors are control pages, the newest first; those of the extents follow, then those
-    of the spare copy.
+    of the spare copy. The page in force may lie in a folio instead: `leaf` says in which, and where.
     """
 
     key: str
@@ -42,6 +50,7 @@ class SlotRecord(msgspec.Struct, frozen=True):
     secrets: tuple[str, ...]
     revisions: tuple[int, ...]
     spare: SpareRecord | None = None
+    leaf: LeafRecord | None = None
 
     def __repr__(self) -> str:
         return f"SlotRecord(key={self.key!r}, id={self.id!r})"
@@ -226,7 +235,7 @@ class Slot:
 
     def record(self) -> SlotRecord:
         """What the keeper needs to know."""
-        holding = self._holding
+        holding, leaf = self._holding, self.pages.leaf
         return SlotRecord(
             key=self.key,
             id=self.id,
@@ -242,6 +251,7 @@ class Slot:
             secrets=self.secrets,
             revisions=tuple(self.revisions),
             spare=self.spare.record if self.spare is not None else None,
+            leaf=LeafRecord(leaf.folio.key, leaf.place) if leaf is not None else None,
         )
 
     def welcome(self, rank: int, extents: tuple[int, ...]) -> Welcome:

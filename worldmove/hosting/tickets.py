@@ -21,7 +21,7 @@ class TicketBook:
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[str, Claim]] = {}
-        self._of: dict[Claim, str] = {}
+        self._of: dict[str, dict[int, str]] = {}
 
     def issue(self, slot: str, rank: int) -> str:
         """A new token; an earlier one for the same rank is void."""
@@ -29,7 +29,7 @@ class TicketBook:
         self._void(claim)
         name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         self._open[name] = (secret, claim)
-        self._of[claim] = name
+        self._of.setdefault(slot, {})[rank] = name
         return f"{name}.{secret}"
 
     def redeem(self, token: str) -> Claim:
@@ -47,10 +47,13 @@ class TicketBook:
 
     def void(self, slot: str) -> None:
         """Forgets every token of a slot."""
-        for claim in [claim for claim in self._of if claim.slot == slot]:
-            self._void(claim)
+        for name in self._of.pop(slot, {}).values():
+            del self._open[name]
 
     def _void(self, claim: Claim) -> None:
-        name = self._of.pop(claim, None)
+        names = self._of.get(claim.slot, {})
+        name = names.pop(claim.rank, None)
         if name is not None:
             del self._open[name]
+        if not names:
+            self._of.pop(claim.slot, None)

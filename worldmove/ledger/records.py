@@ -50,7 +50,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Claim(self.name, self.incarnation)
 
 
-class MoveRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MoveRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """The move a session is in: between which incarnations of which nodes. `move_id` is never used twice."""
 
     move_id: str
@@ -60,7 +60,7 @@ class MoveRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     destination_incarnation: int
 
 
-class SessionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """The one record of a session.
 
     Attributes:

@@ -28,10 +28,13 @@ from worldmove.errors import ConnectionLostError, FramingError
 from worldmove.ipc import Channel, close_all
 from worldmove.listening import Acceptor
 from worldmove.memory.keeping import LISTENING, OTHER_KEEPER, Answer, Claim, Drop, Get, List, Put, Request
-from worldmove.memory.limits import raise_descriptor_limit
+from worldmove.memory.limits import free_descriptors, raise_descriptor_limit
 
 GRACE_S = 1.0
 """How long an empty keeper waits for the next connection."""
+
+RESERVE = 300
+"""Descriptors for one message (253), connections and this process: a truncated message would be lost."""
 
 _IN_DELETE_SELF = 0x400
 _IN_ATTRIB = 0x4
@@ -57,6 +60,9 @@ class _Holding:
         match request:
             case Claim():
                 self.term = term
+            case Put(key=key) if key not in self._held and (left := _left()) <= 0:
+                close_all(fds)
+                return Answer(request.call, pid, required=len(fds), available=max(left + len(fds), 0)), []
             case Put(key=key, meta=meta):
                 old, self._held[key] = self._held.get(key), (meta, fds)
                 await self._close(old)
@@ -161,6 +167,11 @@ class _Service:
             return
         finally:
             channel.close()
+
+
+def _left() -> int:
+    """How many descriptors may still be held, beside those that the next message may bring."""
+    return free_descriptors() - RESERVE
 
 
 def _watch_removal(path: Path) -> int:

@@ -26,6 +26,7 @@ from worldmove.errors import (
     WorldMoveError,
 )
 from worldmove.ipc import MAX_FDS, Channel, close_all
+from worldmove.memory.limits import no_descriptors
 
 MAX_META = 8 * 1024 * 1024
 MAX_KEY = 256
@@ -72,6 +73,7 @@ class Answer(msgspec.Struct, tag="answer", frozen=True):
     """What became of a call.
 
     `found` is false where `Get` named an unknown key, `fenced` is true where another connection has claimed.
+    `required` is not 0 where a new key was refused: that many descriptors were needed, `available` are left.
     """
 
     call: int
@@ -80,6 +82,8 @@ class Answer(msgspec.Struct, tag="answer", frozen=True):
     meta: bytes = b""
     keys: tuple[str, ...] = ()
     fenced: bool = False
+    required: int = 0
+    available: int = 0
 
 
 Request = Claim | Put | Get | Drop | List
@@ -156,6 +160,7 @@ class Keeper:
         Raises:
             ValidationError: key, meta or descriptors are too many or too long.
             FencedError: somebody has claimed the keeper since; nothing has changed.
+            NoMemoryError: the keeper may not open as many; nothing has changed.
             ProcessLostError: the keeper is gone.
         """
         _check(key, meta, fds)
@@ -222,6 +227,8 @@ class Keeper:
             future.cancel()
         if answer.fenced:
             raise FencedError("a later incarnation of this node has claimed the keeper")
+        if answer.required:
+            raise no_descriptors("the keeper", answer.required, answer.available)
         return answer, carried
 
     async def _read(self) -> None:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from worldmove.errors import NoMemoryError
 
+LONGEST_FILE = 1 << 16
+"""Bytes; the files that are read here have some kilobytes at most."""
 SPARE_DESCRIPTORS = 256
 """What no session may take: for lanes, executors, connections and the ledger."""
 MOVE_DESCRIPTORS = 64
@@ -38,7 +40,7 @@ def machine_memory(root: Path = Path("/")) -> MemoryView:
     Args:
         root: where `/proc` and `/sys` are found (another place only in tests).
     """
-    fields = _fields(root / "proc/meminfo")
+    fields = _fields(f"{root}/proc/meminfo")
     scale = 1024
     total, available = fields["MemTotal:"] * scale, fields["MemAvailable:"] * scale
     for limit, used in _cgroups(root):
@@ -47,14 +49,23 @@ def machine_memory(root: Path = Path("/")) -> MemoryView:
     return MemoryView(total, available)
 
 
-def _fields(path: Path) -> dict[str, int]:
-    lines = (line.split() for line in path.read_text().splitlines())
+def _fields(path: str) -> dict[str, int]:
+    lines = (line.split() for line in _text(path).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) >= 2}
+
+
+def _text(path: str) -> str:
+    """A small file of the kernel's, without what a file object costs: it is read for every session."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, LONGEST_FILE).decode()
+    finally:
+        os.close(fd)
 
 
 def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
     mount = root / "sys/fs/cgroup"
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+    for line in _text(f"{root}/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             yield from _walk(mount, path, "memory.max", "memory.current", "inactive_file")
@@ -71,8 +82,8 @@ def _walk(mount: Path, path: str, limit: str, usage: str, inactive: str) -> Iter
         place = mount / str(relative).lstrip("/")
         # A group may be removed, or have no limit ("max", no file at all at the root).
         with contextlib.suppress(OSError, ValueError, KeyError):
-            bound = int((place / limit).read_text())
-            used = int((place / usage).read_text()) - _fields(place / "memory.stat").get(inactive, 0)
+            bound = int(_text(f"{place}/{limit}"))
+            used = int(_text(f"{place}/{usage}")) - _fields(f"{place}/memory.stat").get(inactive, 0)
             yield bound, max(used, 0)
 
 
@@ -88,13 +99,10 @@ def raise_descriptor_limit() -> int:
     return soft
 
 
-def check_descriptors(needed: int = SPARE_DESCRIPTORS) -> None:
-    """Checks that descriptors are left for what has to go on, beside what is about to be made.
+def free_descriptors() -> int:
+    """How many more this process may open.
 
     The kernel gives out the lowest number that is free, so that number says how many are in use.
-
-    Raises:
-        NoMemoryError: fewer than `needed` are left.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -102,9 +110,24 @@ def check_descriptors(needed: int = SPARE_DESCRIPTORS) -> None:
         os.close(lowest)
     except OSError:
         lowest = limit
-    if limit - lowest < needed:
-        raise NoMemoryError(
-            f"{limit} descriptors are allowed and nearly all in use (LimitNOFILE, ulimit -n)",
-            required=needed,
-            available=max(limit - lowest, 0),
-        )
+    return max(limit - lowest, 0)
+
+
+def check_descriptors(needed: int, spare: int = SPARE_DESCRIPTORS) -> None:
+    """Checks that `needed` descriptors can be opened, and `spare` are left for what has to go on.
+
+    Raises:
+        NoMemoryError: they can't; nothing was opened.
+    """
+    available = max(free_descriptors() - spare, 0)
+    if needed > available:
+        raise no_descriptors("this node", needed, available)
+
+
+def no_descriptors(whose: str, needed: int, available: int) -> NoMemoryError:
+    """The rejection that says how many descriptors were needed, and how many there are."""
+    return NoMemoryError(
+        f"{needed} descriptors are needed, {whose} has {available} left (LimitNOFILE, ulimit -n)",
+        required=needed,
+        available=available,
+    )

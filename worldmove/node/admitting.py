@@ -66,7 +66,7 @@ class Admission:
             ValidationError: the wanted path leads nowhere, or a device is not here.
         """
         validate(hello.manifest)
-        check_descriptors(MOVE_DESCRIPTORS)
+        check_descriptors(MOVE_DESCRIPTORS, spare=0)
         wanted = self._wanted(hello)
         # A fenced world of an earlier epoch counts, too: its record must not become this node's under it.
         here = self._book.get(hello.session_id) is not None or hello.session_id in self._host.sessions

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import ssl
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -46,6 +47,8 @@ from worldmove.source import SourceMove
 from worldmove.views import DryRun, MigrationPage, MigrationRequest, MigrationView
 
 PROGRESS_S = 0.25
+CONNECTING = 4
+"""Control connections that are opened to one node at once: it answers others meanwhile."""
 
 
 class Moves:
@@ -81,6 +84,9 @@ class Moves:
         self._peer_token = peer_token
         self._peer_tls = peer_tls
         self._asking: dict[str, asyncio.Future[MigrationView]] = {}
+        self._connecting: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(CONNECTING)
+        )
         self._closing = False
 
     def __len__(self) -> int:
@@ -133,9 +139,10 @@ class Moves:
         hello = self._hello(session, request, move_id, devices)
 
         async def connect() -> PeerChannel:
-            return await self._call(node, move_id)
+            async with self._connecting[node.name]:
+                return await self._call(node, move_id)
 
-        check_descriptors(MOVE_DESCRIPTORS)
+        check_descriptors(MOVE_DESCRIPTORS, spare=0)
         if session.move is not None:
             raise AlreadyMovingError(
                 f"session {session.id!r} is in move {session.move.move_id}", migration_id=session.move.move_id

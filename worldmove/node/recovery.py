@@ -31,6 +31,8 @@ AWAY_TIMES = 10
 """How long a standby's worker may take to find the node again, in times that a peer may be silent."""
 OPERATOR_S = 2.0
 """How often a record is looked at again that only an operator can settle."""
+SETTLING = 8
+"""Sessions that are settled at once: the lease and everybody else want the ledger, too."""
 LOST_TOLD = 100
 """How many lost sessions are named in the log."""
 log = structlog.get_logger(__name__)
@@ -72,6 +74,7 @@ class Recovery:
         self._host = host
         self._book = book
         self._alone = alone
+        self._turns = asyncio.Semaphore(SETTLING)
 
     async def settle(self, slot: Slot) -> None:
         """Decides one slot; returns when it is a session or standby of this node again, or gone."""
@@ -105,7 +108,10 @@ class Recovery:
     async def _tried(self, waiting: Unsettled) -> bool:
         slot = waiting.slot
         try:
-            return await (self._standby(slot) if slot.session_id is None else self._session(waiting))
+            if slot.session_id is None:
+                return await self._standby(slot)
+            async with self._turns:
+                return await self._session(waiting)
         except LostRaceError:
             waiting.look.set()
         except LedgerError as error:
@@ -119,7 +125,12 @@ class Recovery:
         if record is None or found == "doubted":
             return self._doubted(waiting, record)
         if found == "unfinished":
-            record = await self._unfinished(slot, record)
+            # It may take the peer's time; the others need not wait for it.
+            self._turns.release()
+            try:
+                record = await self._unfinished(slot, record)
+            finally:
+                await self._turns.acquire()
             found = verdicts.of_settled(record, claim)
         if found == "ended":
             return self._dismissed(slot, Ended("the session has ended"))

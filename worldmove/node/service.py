@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -25,6 +26,7 @@ from worldmove.ledger.records import Claim, NodeInfo
 from worldmove.memory.limits import raise_descriptor_limit
 from worldmove.node.admitting import Admission
 from worldmove.node.devices import Devices
+from worldmove.node.heap import Heap
 from worldmove.node.keepers import Keepers
 from worldmove.node.lease import Lease
 from worldmove.node.metrics import Metrics
@@ -33,10 +35,10 @@ from worldmove.node.recovery import Recovery
 from worldmove.node.registering import Registrar
 from worldmove.node.resolving import Decision
 from worldmove.node.returning import warrant
-from worldmove.node.showing import boot_id, standby_views
+from worldmove.node.showing import boot_id, peer_nodes, standby_views
 from worldmove.node.snapshots import Snapshots
 from worldmove.node.tenure import Tenure
-from worldmove.sessions import SessionBook
+from worldmove.sessions import Session, SessionBook
 from worldmove.tasks import Tasks
 from worldmove.tls import NodeTls
 from worldmove.tokens import TokenFile
@@ -61,6 +63,8 @@ from worldmove.views import (
 
 LEASE_S = 5.0
 MOST_LANES = 16
+MOVES_AT_ONCE = 8
+"""Moves away that are under way at once: more share the same links and only keep the node from answering."""
 PEER_SOCKET = "peer.sock"
 KEEPER_SOCKET = "keeper.sock"
 
@@ -86,6 +90,7 @@ class Node:
         self._intake = Intake(settings, max(MOST_LANES // settings.lanes, 1))
         self._tasks = Tasks(self._on_task_error)
         self._lease = Lease()
+        self._heap = Heap()
         self._tenure: Tenure | None = None
         self._tokens = TokenFile(settings.token_file) if settings.token_file else None
         self._tls = NodeTls.of(settings)
@@ -136,12 +141,12 @@ class Node:
             keeper=keeper,
             on_change=self._on_slot_change,
         )
-        self._book = SessionBook(
-            self.name, self.url, self._host, lambda session: self._snapshots.watch(self._book, session)
-        )
+        self._book = SessionBook(self.name, self.url, self._host, self._on_session)
         self._compose(self._ledger, self._host, self._tenure)
-        found = await self._recovery.found()
-        for slot in found:
+        with self._heap.building():
+            found = await self._recovery.found()
+        # Those with workers first, which may stand: only they have former pages.
+        for slot in sorted(found, key=lambda slot: not slot.pages.former):
             self._recover(slot)
         self._host.start()
         self._tasks.spawn(self._tell_lost(), name="lost sessions")
@@ -182,6 +187,7 @@ class Node:
             executors=self._executors,
             intake=self._intake,
             door=self._door,
+            turns=asyncio.Semaphore(MOVES_AT_ONCE),
             faults=self._faults.rig if self._faults is not None else None,
             note_rate=self._note_rate,
         )
@@ -208,6 +214,10 @@ class Node:
     def _note_rate(self, path: str, nbytes: int, seconds: float) -> None:
         self._rates[path] = nbytes * 8 / seconds / 1e9
         self._metrics.path_rate(path, self._rates[path])
+
+    def _on_session(self, session: Session) -> None:
+        self._snapshots.watch(self._book, session)
+        self._heap.holds(len(self._book), moving=len(self._moves) > 0)
 
     def _on_slot_change(self, slot: Slot, change: Change) -> None:
         self.log.info("workers", slot=slot.id, change=change)
@@ -348,17 +358,7 @@ class Node:
         if self._ledger is None:
             return []
         found = await self._ledger.nodes()
-        alive = self._liveness.observe(found, time.monotonic())
-        return [
-            PeerNode(
-                name=node.name,
-                incarnation=node.incarnation,
-                url=node.url,
-                boot_id=node.boot_id,
-                alive=alive[node.name],
-            )
-            for node in found
-        ]
+        return peer_nodes(found, self._liveness.observe(found, time.monotonic()))
 
     async def view(self) -> NodeView:
         """This node."""

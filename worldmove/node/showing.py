@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from worldmove.hosting.host import Host
 from worldmove.hosting.slots import Slot
-from worldmove.views import StandbyView
+from worldmove.ledger.records import NodeInfo
+from worldmove.views import PeerNode, StandbyView
 
 
 def standby_views(host: Host | None) -> tuple[StandbyView, ...]:
@@ -30,6 +32,20 @@ def _standby_state(slot: Slot) -> Literal["waiting", "attached", "bound", "silen
     if slot.ranks.roll.silent:
         return "silent"
     return "attached" if slot.ranks.attended else "waiting"
+
+
+def peer_nodes(found: Sequence[NodeInfo], alive: Mapping[str, bool]) -> list[PeerNode]:
+    """The nodes of a fleet, with what is known of their lives by name."""
+    return [
+        PeerNode(
+            name=node.name,
+            incarnation=node.incarnation,
+            url=node.url,
+            boot_id=node.boot_id,
+            alive=alive[node.name],
+        )
+        for node in found
+    ]
 
 
 def boot_id() -> str:

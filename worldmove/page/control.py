@@ -15,13 +15,9 @@ sees the pause or the node sees the block, and picks a later one.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
-import platform
 import struct
-import threading
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
@@ -29,6 +25,7 @@ from worldmove.errors import ConflictError, FramingError, ManifestError, Validat
 from worldmove.ipc import sealed_memfd
 from worldmove.manifest import MAX_HOST_STATE, MAX_RANKS
 from worldmove.mapping import SharedMapping
+from worldmove.page.fence import make_fence
 
 MAGIC: Final = 0x3130_4547_4150_4D57
 """The bytes `WMPAGE01`."""
@@ -66,44 +63,6 @@ class RankState(IntEnum):
     STOPPED = 2
 
 
-def _lock_fence() -> Callable[[], None]:
-    lock = threading.Lock()
-    acquire, release = lock.acquire, lock.release
-
-    def fence() -> None:
-        acquire()
-        release()
-
-    return fence
-
-
-def _membarrier_fence() -> Callable[[], None]:
-    """Linux `membarrier(2)`, which is a full barrier for the caller on every architecture."""
-    number = {"aarch64": 283, "arm64": 283, "riscv64": 283, "ppc64le": 365}.get(platform.machine())
-    if number is None:
-        raise FramingError(f"no memory barrier is known for {platform.machine()!r}")
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    private_expedited, register_private_expedited = 1 << 3, 1 << 4
-    if call(number, register_private_expedited, 0, 0) != 0:
-        raise FramingError(f"membarrier: {os.strerror(ctypes.get_errno())}")
-
-    def fence() -> None:
-        call(number, private_expedited, 0, 0)
-
-    return fence
-
-
-def make_fence() -> Callable[[], None]:
-    """A function that orders every earlier store before every later load of the calling thread.
-
-    On x86-64 taking any lock is a locked read-modify-write, which is a full fence and takes 0.1 µs.
-
-    Raises:
-        FramingError: this architecture offers none that Python can reach.
-    """
-    return _lock_fence() if platform.machine() in ("x86_64", "AMD64") else _membarrier_fence()
-
-
 def slot_capacity(host_state_bytes: int) -> int:
     """Bytes that one host-state slot takes in the page: whole memory pages."""
     return -(-host_state_bytes // 4096) * 4096
@@ -122,10 +81,21 @@ def create_page(ranks: int, host_state_bytes: int, *, incarnation: int, epoch: i
     """
     if not 1 <= ranks <= MAX_RANKS or not 0 <= host_state_bytes <= MAX_HOST_STATE:
         raise ManifestError(f"no page for {ranks} ranks with {host_state_bytes} bytes of host state")
-    size = page_bytes(ranks, host_state_bytes)
-    fd = sealed_memfd("worldmove-page", size)
+    fd = sealed_memfd("worldmove-page", page_bytes(ranks, host_state_bytes))
     try:
-        mapping = SharedMapping(fd, size)
+        format_page(fd, 0, ranks, host_state_bytes, incarnation=incarnation, epoch=epoch)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def format_page(
+    fd: int, offset: int, ranks: int, host_state_bytes: int, *, incarnation: int, epoch: int
+) -> None:
+    """Makes a new page of `page_bytes` zeros of a memory file, from `offset` (bytes) on."""
+    mapping = SharedMapping(fd, page_bytes(ranks, host_state_bytes), offset)
+    try:
         with mapping.view.cast("Q") as words:
             stride = RANK_BYTES + 2 * slot_capacity(host_state_bytes)
             for rank in range(ranks):
@@ -139,11 +109,8 @@ def create_page(ranks: int, host_state_bytes: int, *, incarnation: int, epoch: i
                 )
             ).cast("Q")
             words[_MAGIC] = MAGIC
+    finally:
         mapping.close()
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def open_own(fd: int) -> int:
@@ -165,17 +132,23 @@ class ControlPage:
     Values that the other side wrote are bounded before use.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, offset: int = 0, nbytes: int | None = None) -> None:
         """Maps the page; `fd` stays the caller's, who keeps it open as long as this.
+
+        Args:
+            fd: of the memory file.
+            offset: at which the page begins in it, in bytes.
+            nbytes: its size; all of the file if left out.
 
         Raises:
             FramingError: it is no control page of this version, or its sizes contradict one another.
         """
-        size = os.fstat(fd).st_size
+        size = os.fstat(fd).st_size if nbytes is None else nbytes
         if size < HEADER_BYTES:
             raise FramingError(f"a control page has at least {HEADER_BYTES} bytes, this one {size}")
         self._fd = fd
-        self._mapping = SharedMapping(fd, size)
+        self._offset = offset
+        self._mapping = SharedMapping(fd, size, offset)
         self._raw = self._mapping.view
         self.words = self._raw.cast("Q")
         self.fence = make_fence()
@@ -369,9 +342,17 @@ class ControlPage:
 
     def occupied(self, rank: int) -> bool:
         """Whether a living process has the rank, connected or not: its memory may change."""
-        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, rank, 1, 0)
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._offset + rank, 1, 0)
         answer: bytes = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, query)
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    def copy_to(self, fd: int) -> None:
+        """Writes all of the page into another memory file of at least its size, at its beginning."""
+        mapping = SharedMapping(fd, len(self._raw))
+        try:
+            mapping.view[:] = self._raw
+        finally:
+            mapping.close()
 
     def copy_rank(self, older: ControlPage, rank: int) -> None:
         """Takes over what a rank wrote into an older page of the same size.
