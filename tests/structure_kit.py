@@ -37,6 +37,7 @@ ORDER = (
     "promises",
     "granting",
     "gate",
+    "outlet",
     "ledger",
     "memory",
     "executor",

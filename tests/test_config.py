@@ -112,6 +112,7 @@ BAD = [
     ("gate_outstanding", "4Mbit"),
     ("gate_senders", "0"),
     ("gate_senders", "65"),
+    ("egress_rate", "10GB"),
     ("gate_rate", "10GB"),
     ("min_gbps", "-1"),
     ("min_gbps", "nan"),

@@ -141,6 +141,7 @@ def side(role: Role, ledger: FlakyLedger | None = None) -> Side:
         rings=cast(Any, None),
         executors=cast(Any, None),
         intake=cast(Any, None),
+        outlet=cast(Any, None),
         door=cast(Any, None),
         turns=asyncio.Semaphore(1),
         note_rate=lambda _path, _bytes, _seconds: None,

@@ -262,7 +262,7 @@ async def test_measured_epochs_are_told() -> None:
     gate = Gate(None, 1, on_epoch=lambda epoch, now: told.append((epoch, now)))
     (one,) = senders(gate, "A")
     while not told:
-        async with one.grant(1 << 20):
+        async with one.grant(gate.bound_bytes):
             await asyncio.sleep(0.01)
     ((epoch, _),) = told
     assert epoch.alone == "A"

@@ -129,9 +129,9 @@ def test_idle_times_do_not_count_as_slow() -> None:
     meter = Meter(epoch_s=0.1)
     now, epochs = 0.0, []
     for _ in range(20):
-        meter.granted(1, "A", now)
+        meter.granted(1, "A", now, full=True)
         now += 0.01
-        epoch = meter.landed(1000, now, idle=True)
+        epoch = meter.landed(1000, now, full=False)
         if epoch is not None:
             epochs.append(epoch)
             meter.restart()
@@ -143,11 +143,18 @@ def test_idle_times_do_not_count_as_slow() -> None:
 
 def test_what_came_to_nothing_is_not_measured() -> None:
     meter = Meter(epoch_s=0.1)
-    meter.granted(1, "A", 0.0)
-    meter.granted(2, "B", 0.0)
-    meter.broken(["B"], 10.0)
-    assert meter.landed(1000, 10.05, idle=False) is None
-    epoch = meter.landed(1000, 10.2, idle=True)
+    meter.granted(1, "A", 0.0, full=True)
+    meter.granted(2, "B", 0.0, full=True)
+    meter.broken(["B"], 10.0, full=True)
+    assert meter.landed(1000, 10.05, full=True) is None
+    epoch = meter.landed(1000, 10.2, full=False)
     assert epoch is not None
     assert round(epoch.goodput) == 10_000
     assert (epoch.alone, epoch.senders) == ("B", 1)
+
+
+def test_a_line_that_has_little_to_do_is_not_measured() -> None:
+    meter = Meter(epoch_s=0.1)
+    for step in range(100):
+        meter.granted(1, "A", float(step), full=False)
+        assert meter.landed(10, step + 0.5, full=False) is None

@@ -19,6 +19,7 @@ from worldmove.views import MigrationRequest
 REGIONS = (Region("k", "uint8", (4_000_000,)),)
 RATE = 25e6
 SLOW_RATE = 1e6
+THIN_RATE = 2e6
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +27,9 @@ def nodes() -> Iterator[Fleet]:
     each = {
         "B": ("--gate-rate", "200Mbit", "--gate-outstanding", "1MB", "--faults", "arm"),
         "slow": ("--gate-rate", "8Mbit"),
+        "thin": ("--egress-rate", "16Mbit"),
     }
-    with Fleet("A", "B", "slow", options=("--path", "staged"), each=each) as fleet:
+    with Fleet("A", "B", "slow", "thin", options=("--path", "staged"), each=each) as fleet:
         yield fleet
 
 
@@ -119,3 +121,20 @@ def test_a_pause_that_lasts_too_long_ends_within_the_horizon(fleet: Fleet) -> No
     until(lambda: actor.ask("about")["block"] > before, "the world generates on")
     assert fleet.owner(name) == "A"
     assert "settle" in fleet["A"].view().measured
+
+
+def test_a_node_sends_no_faster_than_its_egress(fleet: Fleet) -> None:
+    name = fleet.unique("w")
+    actor = fleet.actor("thin")
+    actor.register(name, REGIONS)
+    actor.run()
+    waiting = fleet.actor("A")
+    waiting.standby(REGIONS)
+    waiting.tell("wait")
+    client = fleet["thin"].client
+    request = MigrationRequest(session_id=name, destination="A", live=False, horizon_ms=9000)
+    assert client.dry_run(request).available["egress_bytes_per_s"] == THIN_RATE
+    receipt = fleet.moved(name, "A", live=False, horizon_ms=9000)
+    assert receipt.data_ms is not None
+    assert receipt.data_ms >= 0.8 * 1000 * 4_000_000 / THIN_RATE
+    assert not receipt.missed

@@ -55,6 +55,7 @@ class Settings:
     gate_rate: float | None = None
     gate_outstanding: int | None = None
     gate_senders: int = 64
+    egress_rate: float | None = None
     min_gbps: float = 0.0
     path: PathChoice = "auto"
     lanes: int = 1

@@ -28,6 +28,7 @@ from worldmove.intake import Intake
 from worldmove.ledger.base import Ledger
 from worldmove.ledger.records import Claim, SessionRecord, fate
 from worldmove.machine import Machine, Role
+from worldmove.outlet import Outlet
 from worldmove.protocol import State
 from worldmove.rings import Rings
 from worldmove.rounds import RoundPolicy
@@ -99,6 +100,7 @@ class Services:
     rings: Rings
     executors: Pools
     intake: Intake
+    outlet: Outlet
     door: DescriptorDoor
     turns: asyncio.Semaphore
     """One for each move away that may be under way at once; those that are admitted wait for theirs."""

@@ -25,6 +25,8 @@ from worldmove.probing import probe
 from worldmove.promises import Promises
 from worldmove.rates import Rates
 
+MOST_LANES = 16
+"""Lanes of inbound moves at once: each is a process."""
 STALE_S = 30.0
 """What was measured longer ago refuses nobody: the path is probed again before."""
 STOP_S = 0.02
@@ -53,7 +55,6 @@ class Intake:
 
     Args:
         settings: of the node.
-        most_moves: as many over lanes at once.
 
     Attributes:
         gate: grants their bytes.
@@ -61,7 +62,7 @@ class Intake:
         rejected: how many were not taken on, by code.
     """
 
-    def __init__(self, settings: Settings, most_moves: int) -> None:
+    def __init__(self, settings: Settings) -> None:
         rate = settings.gate_rate
         self.rates = Rates()
         self.gate = Gate(
@@ -73,7 +74,7 @@ class Intake:
             on_epoch=self._on_epoch,
         )
         self.rejected: Counter[str] = Counter()
-        self._most_moves = most_moves
+        self._most_moves = max(MOST_LANES // settings.lanes, 1)
         self._books = {"staged": Promises(), "local": Promises()}
         self._taken: dict[str, Taken] = {}
 
@@ -235,7 +236,7 @@ class Intake:
         last = self.rates.noted_at(self._path_name(path, hello.source))
         if verdict.code == "inadmissible" and last is not None and now - last > STALE_S:
             terms = hello.terms or m.Terms()
-            unknown = Supply(egress=terms.egress_bytes_per_s)
+            unknown = Supply(egress=terms.egress_bytes_per_s if path == "staged" else None)
             hoped = book.judge(demand, unknown, now)
             if hoped.admissible:
                 return msgspec.structs.replace(hoped, provisional=True), demand, unknown
@@ -251,10 +252,10 @@ class Intake:
         return Supply(
             path=rate,
             line=line,
-            egress=terms.egress_bytes_per_s,
+            egress=terms.egress_bytes_per_s if path == "staged" else None,
             source_digest=terms.digest_bytes_per_s,
             destination_digest=measured.rate(_digest_name("destination", hello.manifest), now),
-            open_s=measured.tail(names.OPEN, now) or 0.0,
+            open_s=measured.usual(names.OPEN, now) or 0.0,
             commit_s=measured.tail(names.COMMIT, now) or 0.0,
             resume_s=measured.tail(names.RESUME, now) or 0.0,
             blocked_s=blocked,

@@ -6,6 +6,7 @@ import asyncio
 
 from worldmove.errors import WorldMoveError
 from worldmove.hosting.memory import Holding
+from worldmove.outlet import Leaves
 from worldmove.rings import Ring, Rings
 from worldmove.staging import RingLane, Stage, lease
 from worldmove.transport.pool import Lane, LanePool, LaneRegion
@@ -15,9 +16,10 @@ from worldmove.transport.slots import unpack_rows
 class Filling:
     """Fills the slots of one source lane as it wants them, until the lane is released or gone."""
 
-    def __init__(self, leased: RingLane, stage: Stage) -> None:
+    def __init__(self, leased: RingLane, stage: Stage, leaves: Leaves | None) -> None:
         self._lane, self._ring = leased
         self._stage = stage
+        self._leaves = leaves
         self._tasks: set[asyncio.Task[None]] = set()
         self._lane.on_wanted = self._wanted
 
@@ -33,10 +35,36 @@ class Filling:
 
     async def _fill(self, number: int, slot: int, rows: bytes) -> None:
         try:
-            await self._stage.fill(self._ring, slot, unpack_rows(rows))
+            found = unpack_rows(rows)
+            if self._leaves is not None:
+                await self._leaves.take(int(found["length"].sum()))
+            await self._stage.fill(self._ring, slot, found)
             await self._lane.staged(number)
         except WorldMoveError as error:
             self._lane.abort(error)
+
+
+class Letting:
+    """Lets one source lane send, piece by piece, as the node's egress has room."""
+
+    def __init__(self, lane: Lane, leaves: Leaves) -> None:
+        self._lane = lane
+        self._leaves = leaves
+        self._tasks: set[asyncio.Task[None]] = set()
+        lane.on_leave = self._wanted
+
+    def _wanted(self, number: int, nbytes: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._let(number, nbytes))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _let(self, number: int, nbytes: int) -> None:
+        try:
+            await self._leaves.take(nbytes)
+            await self._lane.staged(number)
+        except WorldMoveError as error:
+            if self._lane.on_leave == self._wanted:  # it is still this move's
+                self._lane.abort(error)
 
 
 class Serving:
@@ -48,6 +76,7 @@ class Serving:
     """
 
     def __init__(self, lanes: LanePool, rings: Rings, stage: Stage | None) -> None:
+        self._leaves: Leaves | None = None
         self._pool = lanes
         self._rings = rings
         self._stage = stage
@@ -64,13 +93,24 @@ class Serving:
         if self._stage is None:
             extents = [(fd, extent.nbytes) for fd, extent in zip(memory.fds, memory.extents, strict=True)]
             lane = await self._pool.lease(move_id, extents, regions_of(memory), writable=False)
+            if self._leaves is not None:
+                Letting(lane, self._leaves)
         else:
             leased = await lease(self._rings, self._pool, move_id, memory, writable=False)
             self._borrowed.append(leased.ring)
-            self._filling.append(Filling(leased, self._stage))
+            self._filling.append(Filling(leased, self._stage, self._leaves))
             lane = leased.lane
         self._lanes.append(lane)
         return lane
+
+    def limit(self, leaves: Leaves | None) -> None:
+        """Before the first lane: what the move may send passes through `leaves`; `None`: no limit."""
+        self._leaves = leaves
+
+    def stand(self, seconds: float) -> None:
+        """The world stands and has to go on within `seconds`: its bytes go first."""
+        if self._leaves is not None:
+            self._leaves.stand(seconds)
 
     async def end(self) -> None:
         """Ends the lanes' processes; returns when nothing of them reads memory any more."""
@@ -94,6 +134,8 @@ class Serving:
         return errors
 
     async def _give_back(self) -> None:
+        if self._leaves is not None:
+            self._leaves.over()
         filling, self._filling = self._filling, []
         for one in filling:
             await one.quiet()

@@ -312,6 +312,12 @@ OPTIONS: tuple[Option, ...] = (
         "Most senders that answer at once; fewer, where measuring finds that fewer bring as much.",
     ),
     Option(
+        "egress_rate",
+        parse_rate,
+        "a rate such as 10Gbit or 500Mbit",
+        "Bytes this node sends over lanes for all its outbound moves together. Default: no limit.",
+    ),
+    Option(
         "min_gbps",
         _number(0, 100_000),
         "Gbit/s, 0 to 100000",

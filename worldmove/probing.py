@@ -12,8 +12,8 @@ from worldmove.paths import Path
 
 FIRST_BYTES = 256 << 10
 GROWTH = 4
-LONG_S = 0.02
-"""A pull that takes this long tells the rate beside a host's hiccups."""
+LONG_S = 0.05
+"""A pull that takes this long, the faster of two, tells the rate beside a host's hiccups."""
 LEAST_BYTES = 4 << 20
 """Less than this, in less time than that, says nothing about a path: it is over before it has begun."""
 
@@ -35,7 +35,7 @@ async def probe(path: Path, leaf_map: LeafMap) -> Probe:
     spans = leaf_map.whole()
     size, before = FIRST_BYTES, (0, 0.0)
     while True:
-        nbytes, seconds = await _pull(path, leaf_map, spans, size)
+        nbytes, seconds = min([await _pull(path, leaf_map, spans, size) for _ in range(2)])
         more, longer = nbytes - before[0], seconds - before[1]
         if nbytes < size or seconds >= LONG_S:
             break
@@ -43,7 +43,7 @@ async def probe(path: Path, leaf_map: LeafMap) -> Probe:
     whole = nbytes / seconds
     rate = more / longer if more > 0 and longer > 0 else whole
     delay_s = max(seconds - nbytes / max(rate, whole), 0.0)
-    tells = nbytes >= LEAST_BYTES or seconds >= LONG_S
+    tells = nbytes >= LEAST_BYTES or (nbytes >= FIRST_BYTES and seconds >= LONG_S)
     return Probe(nbytes, seconds, max(rate, whole) if tells else None, delay_s)
 
 

@@ -50,9 +50,13 @@ class Promises:
 
     def promise(self, name: str, verdict: Verdict, deadline: float) -> None:
         """Takes what a verdict reserves into the books, in place of what stands there by that name."""
+        self.owe(name, verdict.reserved_bytes, deadline, verdict.pause.delta_bytes)
+
+    def owe(self, name: str, nbytes: float, deadline: float, pause_bytes: float = 0.0) -> None:
+        """As `promise`, for so many bytes."""
         self.drop(name)
-        left, pause_bytes = verdict.reserved_bytes, verdict.pause.delta_bytes
-        one = self._by_name[name] = Promise(name=name, deadline=deadline, left=left, pause_bytes=pause_bytes)
+        one = Promise(name=name, deadline=deadline, left=nbytes, pause_bytes=pause_bytes)
+        self._by_name[name] = one
         insort(self._order, one, key=lambda each: each.deadline)
 
     def landed(self, name: str, nbytes: int) -> None:

@@ -100,6 +100,11 @@ class Rates:
         window = self._windows.get(name)
         return window.quantile(HIGH, now) if window is not None else None
 
+    def usual(self, name: str, now: float) -> float | None:
+        """Seconds that it takes in half of the cases: for what harms no world where it takes longer."""
+        window = self._windows.get(name)
+        return window.quantile(0.5, now) if window is not None else None
+
     def noted_at(self, name: str) -> float | None:
         """When the latest sample was noted."""
         window = self._windows.get(name)

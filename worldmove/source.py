@@ -219,6 +219,9 @@ class SourceMove(Driver):
         return (page,)
 
     async def _serve_lanes(self, count: int) -> tuple[m.LaneOffer, ...]:
+        hello, terms = self.hello, self.hello.terms or m.Terms()
+        nbytes = hello.manifest.nbytes + (terms.dirty_bytes_per_s or 0.0) * hello.deadline_ms / 1000
+        self._lanes.limit(self.services.outlet.join(self.move_id, int(nbytes), hello.deadline_ms / 1000))
         host = self.services.lanes.host or urlsplit(self.services.url).hostname or "127.0.0.1"
         offers = []
         for _ in range(count):
@@ -274,6 +277,7 @@ class SourceMove(Driver):
             self._armed.start()
         self._pause = await ranks.pause(timeout, allow_unattended=self.hello.allow_unattended)
         self.account.paused(self._pause)
+        self._lanes.stand(self.hello.horizon_ms / 1000)
         self._limit_pause(self._pause.stopped_at)
         self.post(p.WorldPaused(block=self._pause.block))
 

@@ -1,4 +1,7 @@
-"""Goodput while somebody sends: bytes that landed over the time in which grants were out, in epochs."""
+"""Goodput of a line that has enough to do: bytes that landed over the time in which much was out, in epochs.
+
+Senders that are asked for little say nothing about it: such times, and what lands in them, don't count.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class Epoch(NamedTuple):
 
 
 class Meter:
-    """Adds up what lands; times in which no grant is out don't count."""
+    """Adds up what lands while the line is full: as much is out as it takes, or more is waited for."""
 
     def __init__(self, epoch_s: float = EPOCH_S) -> None:
         self._epoch = epoch_s
@@ -38,23 +41,25 @@ class Meter:
         self._names = set(senders)
         self._most = len(self._names)
 
-    def broken(self, senders: Iterable[str], now: float) -> None:
+    def broken(self, senders: Iterable[str], now: float, *, full: bool) -> None:
         """A grant came to nothing: the time until here says nothing about the line."""
         self.restart(senders)
-        self._since = now if self._names else None
+        self._since = now if full else None
 
-    def granted(self, senders: int, sender: str, now: float) -> None:
-        """A grant was given to `sender`; `senders` answer at once now."""
-        if self._since is None:
+    def granted(self, senders: int, sender: str, now: float, *, full: bool) -> None:
+        """A grant was given to `sender`; `senders` answer at once now. `full`: the line is, with it."""
+        if full and self._since is None:
             self._since = now
         self._most = max(self._most, senders)
         self._names.add(sender)
 
-    def landed(self, nbytes: int, now: float, *, idle: bool) -> Epoch | None:
-        """Bytes have landed; `idle`: no grant is out any more. Restart after a complete epoch is returned."""
-        if self._since is not None:
-            self._seconds += max(now - self._since, 0.0)
-            self._since = None if idle else now
+    def landed(self, nbytes: int, now: float, *, full: bool) -> Epoch | None:
+        """Bytes have landed; `full`: the line still is. Restart after a complete epoch is returned."""
+        if self._since is None:
+            self._since = now if full else None
+            return None
+        self._seconds += max(now - self._since, 0.0)
+        self._since = now if full else None
         self._nbytes += nbytes
         if self._seconds < self._epoch or not self._nbytes:
             return None

@@ -122,6 +122,11 @@ class Policy:
         return len(self._senders)
 
     @property
+    def _full(self) -> bool:
+        """Whether the line has enough to do for its rate to show."""
+        return self.outstanding > 0 and (self.waiting > 0 or 2 * self.outstanding >= self.allowed[1])
+
+    @property
     def allowed(self) -> tuple[int, int]:
         """Senders that may answer at once, and the bound on bytes for all of them."""
         senders, window = self.pace.now_allowed(calm=self._paused == 0)
@@ -204,7 +209,7 @@ class Policy:
         if request.settled:
             return
         self._return(request)
-        epoch = self._meter.landed(request.nbytes, now, idle=not self.outstanding)
+        epoch = self._meter.landed(request.nbytes, now, full=self._full)
         if epoch is not None:
             self.on_epoch(epoch, now)
             self.pace.heard(epoch, crowded=self._crowded, tight=self._tight, now=now)
@@ -215,7 +220,7 @@ class Policy:
         """The bytes of a grant will not arrive any more: whoever should send them can't."""
         if not request.settled:
             self._return(request)
-            self._meter.broken(self._senders, now)
+            self._meter.broken(self._senders, now, full=self._full)
 
     def undo(self, request: Request, now: float) -> None:
         """A grant was never used: nobody was asked to send its bytes."""
@@ -261,7 +266,7 @@ class Policy:
         member.outstanding += request.nbytes
         member.granted += request.nbytes
         self._senders[member.sender] = self._senders.get(member.sender, 0) + 1
-        self._meter.granted(len(self._senders), member.sender, now)
+        self._meter.granted(len(self._senders), member.sender, now, full=self._full)
 
     def _return(self, request: Request) -> None:
         request.settled = True

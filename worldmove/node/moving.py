@@ -236,7 +236,9 @@ class Moves:
             deadline_ms=deadline_ms,
             allow_unattended=request.allow_unattended,
             devices=devices,
-            terms=services.intake.terms(manifest, session.dirty_rate, None),
+            terms=services.intake.terms(
+                manifest, session.dirty_rate, services.outlet.left(deadline_ms / 1000)
+            ),
         )
 
     async def migration(self, move_id: str) -> MigrationView:

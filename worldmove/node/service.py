@@ -18,7 +18,7 @@ from worldmove.faults.equipment import Equipment
 from worldmove.hosting.host import Host
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.slots import Slot
-from worldmove.intake import Intake
+from worldmove.intake import MOST_LANES, Intake
 from worldmove.ledger import open_ledger
 from worldmove.ledger.base import Ledger
 from worldmove.ledger.lease import Liveness
@@ -38,6 +38,7 @@ from worldmove.node.returning import warrant
 from worldmove.node.showing import boot_id, peer_nodes, standby_views
 from worldmove.node.snapshots import Snapshots
 from worldmove.node.tenure import Tenure
+from worldmove.outlet import Outlet
 from worldmove.sessions import Session, SessionBook
 from worldmove.tasks import Tasks
 from worldmove.tls import NodeTls
@@ -62,7 +63,6 @@ from worldmove.views import (
 )
 
 LEASE_S = 5.0
-MOST_LANES = 16
 MOVES_AT_ONCE = 8
 """Moves away that are under way at once: more share the same links and only keep the node from answering."""
 PEER_SOCKET = "peer.sock"
@@ -87,7 +87,7 @@ class Node:
         self._boot_id = boot_id()
         self._liveness = Liveness(LEASE_S)
         self._rates: dict[str, float] = {}
-        self._intake = Intake(settings, max(MOST_LANES // settings.lanes, 1))
+        self._intake = Intake(settings)
         self._tasks = Tasks(self._on_task_error)
         self._lease = Lease()
         self._heap = Heap()
@@ -186,6 +186,7 @@ class Node:
             rings=self._devices.rings,
             executors=self._executors,
             intake=self._intake,
+            outlet=Outlet(self.settings.egress_rate),
             door=self._door,
             turns=asyncio.Semaphore(MOVES_AT_ONCE),
             faults=self._faults.rig if self._faults is not None else None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -193,16 +193,32 @@ class Server(Exchange):
 
 
 class Source(Server):
-    """Sends from the regions' own memory; small pieces are gathered."""
+    """Sends from the regions' own memory; small pieces are gathered.
 
-    def __init__(self, connection: Connection, table: RegionTable, stall_s: float, faults: Faults) -> None:
+    Args:
+        connection, table, stall_s: see `Exchange`.
+        faults: damage to do.
+        leave: waits until so many bytes may be sent; `None`: at once.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        table: RegionTable,
+        stall_s: float,
+        faults: Faults,
+        leave: Callable[[int], Awaitable[None]] | None = None,
+    ) -> None:
         super().__init__(connection, table, stall_s, faults)
         self._memory = table
         self._bounces = _Bounces()
+        self._leave = leave
 
     async def _serve(self) -> None:
         while True:
             for chunk in framing.plan(await self._pulls.get()):
+                if self._leave is not None:
+                    await self._leave(chunk.nbytes)
                 await self._turn()
                 if len(chunk.pieces) == 1:
                     self._ship(self._memory.view(chunk.pieces[0]), _nothing)

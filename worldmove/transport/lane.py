@@ -36,6 +36,7 @@ from worldmove.transport.confine import confine, use_device
 from worldmove.transport.exchange import BEATS, Destination, Exchange, Puller, Source
 from worldmove.transport.faults import Faults
 from worldmove.transport.handshake import examine, introduce, welcome
+from worldmove.transport.held import Held
 from worldmove.transport.lane_messages import (
     Alive,
     Bind,
@@ -44,6 +45,7 @@ from worldmove.transport.lane_messages import (
     Done,
     Extents,
     Failed,
+    Leave,
     NotPulled,
     Pull,
     Pulled,
@@ -62,19 +64,6 @@ from worldmove.transport.ucx_transport import UcxTransport
 PR_SET_PDEATHSIG = 1
 MAX_CALLERS = 16
 """Callers that may be introducing themselves at once; more are turned away."""
-
-
-class _Lease:
-    """Everything of one move."""
-
-    def __init__(self, move_id: str, table: RegionTable | SlotTable) -> None:
-        self.move_id = move_id
-        self.table = table
-        self.wanted: dict[int, asyncio.Future[None]] = {}
-        self.token: bytes | None = None
-        self.faults = Faults()
-        self.exchange: Exchange | None = None
-        self.running: asyncio.Task[None] | None = None
 
 
 class LaneProcess:
@@ -103,7 +92,7 @@ class LaneProcess:
         self._faults = faults
         self._device = device
         self._extents: list[Any] = []
-        self._lease: _Lease | None = None
+        self._lease: Held | None = None
         self._callers: set[asyncio.Task[None]] = set()
         self._pulls: set[asyncio.Task[None]] = set()
         self._wants = 0
@@ -189,11 +178,11 @@ class LaneProcess:
             table = SlotTable(extents[0], RingShape(*command.ring), [row[2] for row in rows])
         else:
             raise FramingError(f"{len(extents)} extents came for one ring")
-        self._lease = _Lease(command.move_id, table)
+        self._lease = Held(command.move_id, table)
         if command.cpus:
             os.sched_setaffinity(0, command.cpus)
 
-    def _leased(self) -> _Lease:
+    def _leased(self) -> Held:
         if self._lease is None:
             raise FramingError("the lane is not leased")
         if self._lease.exchange is not None or self._lease.token is not None:
@@ -205,6 +194,7 @@ class LaneProcess:
         lease = self._leased()
         lease.token = command.token
         lease.faults = self._faults.of_lease(command.fault)
+        lease.paced = command.paced
 
     async def _connect(self, command: Connect) -> None:
         framing.check_token(command.token)
@@ -226,17 +216,23 @@ class LaneProcess:
             return StagedDestination(connection, table, self._stall, self._faults)
         return Destination(connection, table, self._stall)
 
-    def _source(self, connection: Connection, lease: _Lease) -> Exchange:
+    def _source(self, connection: Connection, lease: Held) -> Exchange:
         if isinstance(lease.table, SlotTable):
-            return StagedSource(
-                connection, lease.table, self._stall, lease.faults, partial(self._stage, lease)
-            )
-        return Source(connection, lease.table, self._stall, lease.faults)
+            stage = partial(self._stage, lease)
+            return StagedSource(connection, lease.table, self._stall, lease.faults, stage)
+        leave = partial(self._leave, lease) if lease.paced else None
+        return Source(connection, lease.table, self._stall, lease.faults, leave)
 
-    def _stage(self, lease: _Lease, slot: int, rows: Rows) -> asyncio.Future[None]:
+    def _leave(self, lease: Held, nbytes: int) -> asyncio.Future[None]:
+        return self._ask(lease, Leave(self._wants + 1, nbytes))
+
+    def _stage(self, lease: Held, slot: int, rows: Rows) -> asyncio.Future[None]:
+        return self._ask(lease, Wanted(self._wants + 1, slot, rows.tobytes()))
+
+    def _ask(self, lease: Held, wish: Leave | Wanted) -> asyncio.Future[None]:
         self._wants += 1
         wanted = lease.wanted[self._wants] = asyncio.get_running_loop().create_future()
-        self._report(Wanted(self._wants, slot, rows.tobytes()))
+        self._report(wish)
         return wanted
 
     def _on_staged(self, command: Staged) -> None:
@@ -244,7 +240,7 @@ class LaneProcess:
         if wanted is not None and not wanted.done():
             wanted.set_result(None)
 
-    def _start(self, lease: _Lease, exchange: Exchange) -> None:
+    def _start(self, lease: Held, exchange: Exchange) -> None:
         lease.exchange = exchange
         lease.running = asyncio.create_task(exchange.run())
 
@@ -278,7 +274,7 @@ class LaneProcess:
 
         landed.add_done_callback(report)
 
-    def _report(self, report: Pulled | NotPulled | Wanted) -> None:
+    def _report(self, report: Pulled | NotPulled | Wanted | Leave) -> None:
         task = asyncio.create_task(self._channel.send(report))
         self._pulls.add(task)
         task.add_done_callback(self._reported)

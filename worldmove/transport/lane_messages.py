@@ -29,10 +29,14 @@ class Bind(msgspec.Struct, frozen=True, tag="bind"):
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """Accept the one caller that proves this token; `fault` befalls the lease, where faults are allowed."""
+    """Accept the one caller that proves this token; `fault` befalls the lease, where faults are allowed.
+
+    `paced`: ask by `Leave` before each message is sent.
+    """
 
     token: bytes
     fault: str = ""
+    paced: bool = False
 
     def __repr__(self) -> str:
         return "Serve(...)"
@@ -62,7 +66,7 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
 
 
 class Staged(msgspec.Struct, frozen=True, tag="staged"):
-    """The slot that `Wanted` asked to be filled is full; not answered."""
+    """The slot that `Wanted` asked to be filled is full, or `Leave` is granted; not answered."""
 
     number: int
 
@@ -116,6 +120,13 @@ class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
     rows: bytes
 
 
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """Asks to send so many bytes; answered by `Staged`."""
+
+    number: int
+    nbytes: int
+
+
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
     """A sign of life, several within a stall deadline."""
 
@@ -127,4 +138,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Report = Ready | Done | Refused | Pulled | NotPulled | Wanted | Alive | Failed
+Report = Ready | Done | Refused | Pulled | NotPulled | Wanted | Leave | Alive | Failed

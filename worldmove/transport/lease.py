@@ -28,6 +28,7 @@ from worldmove.transport.lane_messages import (
     Done,
     Extents,
     Failed,
+    Leave,
     NotPulled,
     Pull,
     Pulled,
@@ -64,6 +65,8 @@ class Lane:
         fault: of its present lease, for tests.
         on_wanted: as source with a ring: called with (number, slot, rows) when it wants a slot filled;
             `staged` with that number says that it is.
+        on_leave: as source: called with (number, bytes) when it wants to send; `staged` says that it may.
+            `None`: it may at once.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Lane:
         self._reaping = loop.create_task(self._reap())
         self.on_released: Callable[[Lane], None] = lambda _: None
         self.on_wanted: Callable[[int, int, bytes], None] = lambda *_: None
+        self.on_leave: Callable[[int, int], None] | None = None
 
     async def serve(self, token: bytes) -> None:
         """As source: returns when the lane is ready to accept the one caller that proves `token`.
@@ -98,7 +102,7 @@ class Lane:
             ProcessLostError: the lane is gone.
         """
         framing.check_token(token)
-        await self._command(Serve(token, self.fault))
+        await self._command(Serve(token, self.fault, self.on_leave is not None))
 
     async def connect(self, host: str, port: int, token: bytes, timeout_ms: float) -> None:
         """As destination: connects to a serving lane and proves `token`; on failure the lane ends.
@@ -146,7 +150,11 @@ class Lane:
             self._pulls.pop(number, None)
 
     async def staged(self, number: int) -> None:
-        """Answers `on_wanted`: the slot is full. Raises `ProcessLostError` if the lane is gone."""
+        """Answers `on_wanted` (the slot is full) or `on_leave` (it may send).
+
+        Raises:
+            ProcessLostError: the lane is gone.
+        """
         await self._send(Staged(number))
 
     async def release(self, deadline_s: float = 5.0) -> None:
@@ -167,6 +175,7 @@ class Lane:
             self.move_id = None
             self.fault = ""
             self.on_wanted = lambda *_: None
+            self.on_leave = None
             self.on_released(self)
 
     def abort(self, reason: WorldMoveError | None = None) -> None:
@@ -307,6 +316,9 @@ class Lane:
                     future.set_exception(self._error(code, reason))
             case Wanted(number, slot, rows):
                 self.on_wanted(number, slot, rows)
+            case Leave(number, nbytes):
+                if self.on_leave is not None:
+                    self.on_leave(number, nbytes)
             case Failed(code, reason):
                 self._fail(self._error(code, reason))
             case Alive():

@@ -1,0 +1,24 @@
+"""What a lane process holds of the move that it is leased to."""
+
+from __future__ import annotations
+
+import asyncio
+
+from worldmove.transport.exchange import Exchange
+from worldmove.transport.faults import Faults
+from worldmove.transport.slots import SlotTable
+from worldmove.transport.table import RegionTable
+
+
+class Held:
+    """Everything of one move; `wanted` are its questions to the node, `paced`: it asks before it sends."""
+
+    def __init__(self, move_id: str, table: RegionTable | SlotTable) -> None:
+        self.move_id = move_id
+        self.table = table
+        self.wanted: dict[int, asyncio.Future[None]] = {}
+        self.token: bytes | None = None
+        self.paced = False
+        self.faults = Faults()
+        self.exchange: Exchange | None = None
+        self.running: asyncio.Task[None] | None = None
