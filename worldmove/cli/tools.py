@@ -111,6 +111,13 @@ def doctor(json: Json = False) -> None:
     _run("worldmove.doctor.report", json=json)
 
 
+class VerifyOption(StrEnum):
+    """Where the receiver digests what lands."""
+
+    scheduled = "scheduled"
+    inline = "inline"
+
+
 @bench_app.command("path")
 def bench_path(
     *,
@@ -122,9 +129,21 @@ def bench_path(
     path: Annotated[
         PathOption | None, typer.Option(show_default=False, help="With --gpu: which way the moves take.")
     ] = None,
+    verify: Annotated[
+        VerifyOption | None,
+        typer.Option(
+            show_default=False,
+            help="Lanes alone instead of a move: with and without the gate, with digests beside the wire; "
+            "inline: also with digests in the receive path, to show how they stall it.",
+        ),
+    ] = None,
+    senders: Annotated[int, typer.Option(min=1, max=16, help="With --verify: senders at once.")] = 1,
     json: Json = False,
 ) -> None:
     """A verified move between two nodes beside raw TCP and the lanes alone, or, on GPUs, a bare copy."""
+    if verify is not None:
+        inline = verify is VerifyOption.inline
+        _run("worldmove.bench.receive", json=json, gb=gb, repeats=repeats, senders=senders, inline=inline)
     if gpu:
         way = None if path is None else path.value
         _run("worldmove.bench.gpu_path", json=json, gb=gb, repeats=repeats, path=way)

@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any
 
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
+from worldmove.kernels.leaf_digest import DIGEST_BYTES, digest_leaves, leaf_count
+from worldmove.manifest import DEFAULT_LEAF
 from worldmove.transport import framing
 from worldmove.transport.base import Connection, Incoming
 from worldmove.transport.faults import Faults
@@ -336,10 +338,16 @@ class Puller(Exchange):
 
 
 class Destination(Puller):
-    """Receives into the regions' own memory; gathered pieces are scattered."""
+    """Receives into the regions' own memory; gathered pieces are scattered.
 
-    def __init__(self, connection: Connection, table: RegionTable, stall_s: float) -> None:
+    `inline` digests each message where it was received, and throws that away: what it costs, for benchmarks.
+    """
+
+    def __init__(
+        self, connection: Connection, table: RegionTable, stall_s: float, *, inline: bool = False
+    ) -> None:
         super().__init__(connection, table, stall_s)
+        self._inline = inline
         self._memory = table
         self._bounces = _Bounces()
 
@@ -350,6 +358,9 @@ class Destination(Puller):
         def landed(future: asyncio.Future[None]) -> None:
             if future.cancelled() or future.exception() is not None:
                 return
+            if self._inline:
+                count = leaf_count(len(buffer), DEFAULT_LEAF)
+                digest_leaves(buffer, DEFAULT_LEAF, 0, memoryview(bytearray(count * DIGEST_BYTES)))
             if bounce is not None:
                 self._memory.scatter(chunk, bounce)
                 self._bounces.give(bounce)

@@ -75,6 +75,7 @@ class LaneProcess:
         stall_s: the stall deadline in seconds.
         faults: damage to do as source.
         device: the only network device through which the lane may be reached; empty: all.
+        inline: digests what lands before it goes on, for benchmarks.
     """
 
     def __init__(
@@ -85,12 +86,14 @@ class LaneProcess:
         faults: Faults,
         *,
         device: str = "",
+        inline: bool = False,
     ) -> None:
         self._channel = channel
         self._transport = transport
         self._stall = stall_s
         self._faults = faults
         self._device = device
+        self._inline = inline
         self._extents: list[Any] = []
         self._lease: Held | None = None
         self._callers: set[asyncio.Task[None]] = set()
@@ -214,7 +217,7 @@ class LaneProcess:
     def _destination(self, connection: Connection, table: RegionTable | SlotTable) -> Exchange:
         if isinstance(table, SlotTable):
             return StagedDestination(connection, table, self._stall, self._faults)
-        return Destination(connection, table, self._stall)
+        return Destination(connection, table, self._stall, inline=self._inline)
 
     def _source(self, connection: Connection, lease: Held) -> Exchange:
         if isinstance(lease.table, SlotTable):
@@ -364,7 +367,8 @@ async def _main(options: argparse.Namespace) -> int:
     faults = Faults([name for name in options.faults.split(",") if name])
     if options.device:
         use_device(options.device)
-    lane = LaneProcess(channel, UcxTransport(), options.stall_ms / 1000, faults, device=options.device)
+    stall_s, device, inline = options.stall_ms / 1000, options.device, options.inline
+    lane = LaneProcess(channel, UcxTransport(), stall_s, faults, device=device, inline=inline)
     try:
         await lane.run()
     except WorldMoveError:
@@ -383,6 +387,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--stall-ms", type=int, default=3000)
     parser.add_argument("--faults", default="")
     parser.add_argument("--device", default="")
+    parser.add_argument("--inline", action="store_true")
     options = parser.parse_args(arguments)
     _detach(options.parent)
     code = uvloop.run(_main(options))

@@ -41,6 +41,7 @@ class LanePool:
         stall_ms: see `worldmove.transport.exchange`.
         device: the only network device through which lanes are reached; empty: all.
         faults: the node's option; of its names only those that begin with `lane-` count.
+        inline: lanes digest what lands where they receive it. For benchmarks: it stalls the wire.
         on_event: called with (`lane-started` | `lane-leased` | `lane-released` | `lane-lost`, facts).
     """
 
@@ -52,6 +53,7 @@ class LanePool:
         stall_ms: int = 3000,
         device: str = "",
         faults: str = "",
+        inline: bool = False,
         on_event: Event | None = None,
     ) -> None:
         self._spare = spare
@@ -60,6 +62,7 @@ class LanePool:
         self._device = device
         self._faults = lane_faults(faults) or ((ARM,) if faults else ())
         self._armed = ""
+        self._inline = inline
         self._tell: Event = on_event or (lambda _name, _facts: None)
         self._lanes: list[Lane] = []
         self._dying: set[asyncio.Task[None]] = set()
@@ -185,6 +188,7 @@ class LanePool:
                 *("--fd", str(theirs.fileno()), "--parent", str(os.getpid())),
                 *("--stall-ms", str(self._stall_ms), "--faults", ",".join(self._faults)),
                 *("--device", self._device),
+                *(["--inline"] if self._inline else []),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=2,  # UCX writes its log to stdout, which belongs to the node's own output
                 pass_fds=(theirs.fileno(),),
