@@ -1,0 +1,1 @@
+"""Moves under simulated time: the node's own admission and gate, for capacity planning."""

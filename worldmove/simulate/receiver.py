@@ -1,0 +1,77 @@
+"""A receiving node under simulated time: the node's books of promises, turns and rates, a simulated line."""
+
+from __future__ import annotations
+
+from math import inf
+
+import simpy
+
+from worldmove.admission import Supply
+from worldmove.granting.meter import Epoch
+from worldmove.granting.pauses import Need, Pauses
+from worldmove.options import parse_rate
+from worldmove.promises import Promises
+from worldmove.rates import COMMIT, LINE, OPEN, RESUME, Rates
+from worldmove.simulate.lines import GrantLine, RateLine, WayIn
+from worldmove.simulate.scenario import Scenario
+
+
+class Receiver:
+    """A node that takes moves in: the node's own books, over a simulated line."""
+
+    def __init__(self, env: simpy.Environment, scenario: Scenario) -> None:
+        self.env = env
+        self.promises = Promises()
+        self.pauses = Pauses()
+        self._rates = Rates(inf)
+        self._turns: dict[str, simpy.Event] = {}
+        slowest = 1 + scenario.costs.spread
+        self._source = parse_rate(scenario.costs.source_digest) / slowest
+        self._destination = parse_rate(scenario.costs.destination_digest) / slowest
+        self.line: WayIn = (
+            GrantLine(env, scenario, self._heard) if scenario.by_grants else RateLine(env, scenario)
+        )
+        costs = scenario.costs
+        for name, ms in ((OPEN, costs.open_ms), (COMMIT, costs.commit_ms), (RESUME, costs.resume_ms)):
+            if ms:
+                self._rates.note(name, ms / 1000 * slowest, 0.0)
+        self._rates.note(LINE, scenario.line.bytes_per_s * scenario.line.share(1), 0.0)
+        self._supply = self._look(0.0)
+
+    def _heard(self, epoch: Epoch, now: float) -> None:
+        self._rates.note(LINE, epoch.goodput, now)
+        self._supply = self._look(now)
+
+    def supply(self) -> Supply:
+        """What the node would say that there is."""
+        return self._supply
+
+    def _look(self, now: float) -> Supply:
+        line = self._rates.rate(LINE, now)
+        return Supply(
+            path=line,
+            line=line,
+            source_digest=self._source,
+            destination_digest=self._destination,
+            open_s=self._rates.tail(OPEN, now) or 0.0,
+            commit_s=self._rates.tail(COMMIT, now) or 0.0,
+            resume_s=self._rates.tail(RESUME, now) or 0.0,
+        )
+
+    def turn(self, name: str, need: Need) -> simpy.Event:
+        """Happens when the move may stop its world."""
+        self.pauses.want(name, need)
+        event = self._turns[name] = self.env.event()
+        self.give_turns()
+        return event
+
+    def give_turns(self) -> None:
+        """Lets those stop their worlds that may now."""
+        for name in self.pauses.due(self.env.now):
+            self._turns.pop(name).succeed()
+
+    def over(self, name: str) -> None:
+        """The move has ended."""
+        self.pauses.leave(name)
+        self.promises.drop(name)
+        self.give_turns()
