@@ -72,6 +72,7 @@ ORDER = (
     "bench",
     "demo",
     "soak",
+    "simulate",
     "cli",
     "__main__",
 )

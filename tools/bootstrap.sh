@@ -58,4 +58,12 @@ if [ -z "$python" ]; then
     say "Elsewhere: install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3"
     exit 1
 fi
+# The incast laboratory builds networks with these. Without them its tests are skipped, and it says so itself.
+if ! { command -v ip && command -v tc && command -v ethtool; } >/dev/null 2>&1; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        install iproute2 ethtool || say "iproute2 and ethtool could not be installed; the laboratory needs them."
+    else
+        say "for the incast laboratory, as root: apt-get install iproute2 ethtool"
+    fi
+fi
 echo "$python"

@@ -6,7 +6,8 @@ With S bytes of state, d bytes to send per second of generating, D the deadline,
 * it converges: `B_eff > d`; or all of the state can go while the world stands,
 * the pause fits: `S/V_source + delta/B + S/V_destination + commit + resume + blocked <= H`. A pausing move
   has the whole line, so B is `min(path, egress, line)`; `delta` is what the last live round leaves behind,
-* the whole fits: `open + (S + delta)/(B_eff - d) + the rest of the pause <= D`.
+* the whole fits: `open + (S + delta)/(B_eff - d) + block + the rest of the pause <= D`; a world stops at its
+  next boundary, a block later at most.
 
 What was not measured yet limits nothing, and is named. A dirty rate that nobody knows counts as the whole
 state per block; where only that guess refuses a move, it is taken on provisionally, to be measured before its
@@ -15,7 +16,7 @@ world stops.
 
 from __future__ import annotations
 
-from math import inf, isinf
+from math import inf, isinf, sqrt
 from typing import Literal
 
 import msgspec
@@ -181,9 +182,10 @@ def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
     if not converges:  # a live round for nothing, and the whole state again while the world stands
         dirty = 0.0
     copied = whole + pause.delta_bytes if demand.live else whole
-    beside_s = supply.open_s + pause.total_s - pause.send_s
+    beside_s = supply.open_s + demand.block_s + pause.total_s - pause.send_s
     left_s = demand.deadline_s - beside_s
-    needed = copied / left_s + dirty if left_s > 0 else inf
+    crossing = copied / _used(demand, pause)
+    needed = crossing / left_s + dirty if left_s > 0 else inf
     total_s = beside_s + (copied / (rate - dirty) if rate > dirty else inf)
     failed = _failed(demand, pause, total_s, converges=converges)
     return Verdict(
@@ -219,8 +221,26 @@ def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
         ),
         unmeasured=_unmeasured(demand, supply),
         pause=pause,
-        reserved_bytes=copied + dirty * demand.deadline_s,
+        reserved_bytes=crossing + dirty * demand.deadline_s,
     )
+
+
+def _used(demand: Demand, pause: Pause) -> float:
+    """The share of the line that such moves can use until the deadline.
+
+    Moves that copy fill it. Where all of the state goes while worlds stand, `n` worlds are told to stop
+    whose work keeps the line for about a block (`granting.pauses`), and it rests until the first of them is
+    at its boundary: `block / (n + 1)` on average of evenly spread boundaries, with no larger a deviation.
+    Counted are the average of all turns until the deadline and three deviations, at most a block for each.
+    """
+    if demand.live or not pause.work_s:
+        return 1.0
+    room = max(demand.horizon_s - (pause.total_s - pause.work_s), pause.work_s)
+    together = min(room, demand.block_s + pause.work_s)
+    mean = demand.block_s / (together / pause.work_s + 1)
+    turns = max(demand.deadline_s / (together + mean), 1.0)
+    rest = min(mean * (1 + 3 / sqrt(turns)), demand.block_s)
+    return together / (together + rest)
 
 
 def _failed(demand: Demand, pause: Pause, total_s: float, *, converges: bool) -> Condition | None:

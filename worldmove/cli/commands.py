@@ -10,7 +10,7 @@ import typer
 from worldmove.cli.fleet import moves_app, nodes, sessions_app, watch
 from worldmove.cli.move import move
 from worldmove.cli.serve import serve
-from worldmove.cli.tools import bench_app, demo, doctor, soak
+from worldmove.cli.tools import bench_app, demo, doctor, simulate, soak
 
 app = typer.Typer(
     name="worldmove",
@@ -53,4 +53,5 @@ app.add_typer(moves_app, name="moves")
 app.command()(move)
 app.command()(watch)
 app.add_typer(bench_app, name="bench")
+app.command()(simulate)
 app.command()(doctor)

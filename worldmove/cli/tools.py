@@ -205,3 +205,55 @@ def bench_scale(
 ) -> None:
     """How a node answers that has thousands of sessions, hundreds of workers, and moves under way."""
     _run("worldmove.bench.scale", json=json, sessions=sessions, workers=workers, moves=moves, calls=calls)
+
+
+@bench_app.command("gate")
+def bench_gate(
+    *,
+    senders: Annotated[
+        int | None, typer.Option(min=1, max=100, show_default=False, help="Hosts that moves come from.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, max=600, show_default=False, help="For which a load is offered.")
+    ] = None,
+    rate_mbit: Annotated[
+        float | None,
+        typer.Option(min=1, max=100_000, show_default=False, help="Of the shallow port, Mbit/s."),
+    ] = None,
+    loads: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--load",
+            min=0.1,
+            max=16,
+            show_default=False,
+            help="Offered, by what the port carries; repeatable.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Real nodes behind a shallow port, offered up to four times what it carries; needs namespaces (root)."""
+    _run(
+        "worldmove.bench.lab.gate",
+        json=json,
+        senders=senders,
+        seconds=seconds,
+        rate_mbit=rate_mbit,
+        loads=loads or None,
+    )
+
+
+def simulate(
+    file: Annotated[Path, typer.Argument(help="The scenario, TOML: docs/simulator.md.")],
+    *,
+    plot: Annotated[
+        Path | None, typer.Option(show_default=False, help="A PNG of it; needs worldmove[plot].")
+    ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(show_default=False, help="Output of `worldmove bench gate --json`, to stand beside it."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Simulate moves of a fleet, with the admission and the gate that nodes have; for capacity planning."""
+    _run("worldmove.simulate.run", json=json, file=file, plot=plot, compare=compare)

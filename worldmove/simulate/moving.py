@@ -14,6 +14,8 @@ from worldmove.simulate.receiver import Receiver
 from worldmove.simulate.scenario import Scenario
 
 MOST_ROUNDS = 16
+PARTS = 4
+"""In how many parts the last bytes are sent, after each of which others may be told to stop."""
 
 
 class Ask(NamedTuple):
@@ -140,6 +142,7 @@ class Moving:
         return Need(
             expected.work_s,
             expected.total_s - expected.work_s,
+            self._demand.block_s,
             self._demand.horizon_s,
             self._ask.at + self._demand.deadline_s,
         )
@@ -160,7 +163,9 @@ class Moving:
         began = env.now
         expected = pause_of(self._demand, receiver.supply(), self._left)
         yield self._takes(1000 * expected.source_s)
-        yield from self._carry(self._left)
+        for part in range(PARTS):
+            yield from self._carry(self._left / PARTS)
+            receiver.progress(self._name, expected.work_s - expected.send_s * (part + 1) / PARTS)
         yield self._takes(1000 * expected.destination_s)
         yield self._takes(costs.commit_ms + costs.resume_ms)
         self._pause_s = env.now - began

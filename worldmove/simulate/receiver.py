@@ -70,6 +70,12 @@ class Receiver:
         for name in self.pauses.due(self.env.now):
             self._turns.pop(name).succeed()
 
+    def progress(self, name: str, work_s: float) -> None:
+        """So much of the receiver's work is left for a world that stands."""
+        self.pauses.progress(name, work_s)
+        if self.pauses.waiting:
+            self.give_turns()
+
     def over(self, name: str) -> None:
         """The move has ended."""
         self.pauses.leave(name)

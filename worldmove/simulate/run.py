@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from worldmove.errors import ConfigError
 from worldmove.simulate.engine import Run
 from worldmove.simulate.outcome import Result, Row, laboratory, summary
 from worldmove.simulate.scenario import Scenario, read
@@ -59,14 +60,20 @@ def run(*, file: Path, plot: Path | None = None, compare: Path | None = None, js
     """
     result = simulate(read(file), compare)
     if plot is not None:
-        from worldmove.simulate.plot import draw  # noqa: PLC0415 - matplotlib is wanted for this alone
-
-        draw(result, plot)
+        _draw(result, plot)
     if json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
         Console().print(_table(result))
     return 0 if not any(row.missed for row in result.rows) else 1
+
+
+def _draw(result: Result, file: Path) -> None:
+    try:
+        from worldmove.simulate.plot import draw  # noqa: PLC0415 - matplotlib is wanted for this alone
+    except ImportError as error:
+        raise ConfigError("pictures need matplotlib: pip install 'worldmove[plot]'", option="plot") from error
+    draw(result, file)
 
 
 def _table(result: Result) -> Table:
