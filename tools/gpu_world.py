@@ -5,8 +5,8 @@
 For each path a tour of two nodes, one for each GPU; afterwards a twin that never moved generates the same
 blocks on the second GPU. Every picture, and the whole state of every arrival, is compared. There are medians
 of the twin's block times (no node at all), of those that no move overlapped, and of those that one did; with
-`--neighbour` again while another world generates on the second GPU. Writes gpu_world.json to DIR ($OUT, or here)
-and exits with 0 only if every bit was equal. `--device cpu --shape small` tries the script itself.
+`--neighbour` again while another world generates on the second GPU. Writes gpu_world.json to DIR ($OUT, or
+here) and exits with 0 only if every bit was equal. `--device cpu --shape small` tries the script itself.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The incast laboratory: what fan-in does to a receiver behind a shallow port, with and without a gate.
 
-    python tools/incast_lab [--senders 12] [--rate-mbit 1000] [--limit-kib 64] [--seconds 10] [--loads 0.5,1,2,4]
-                            [--out DIR]
+    python tools/incast_lab [--senders 12] [--rate-mbit 1000] [--limit-kib 64] [--seconds 10]
+                            [--loads 0.5,1,2,4] [--out DIR]
 
-Makes hosts in network namespaces of its own, runs real nodes in them over UCX, and leaves nothing behind, even
-when it is killed. It needs root (or user namespaces), iproute2 and ethtool. Prints a table; DIR gets
+Makes hosts in network namespaces of its own, runs real nodes in them over UCX, and leaves nothing behind,
+even when it is killed. It needs root (or user namespaces), iproute2 and ethtool. Prints a table; DIR gets
 incast_lab.json and incast_lab.png.
 """
 

@@ -63,6 +63,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     p99_pause_ms: float
     max_total_ms: float
     rejected_by_code: dict[str, int]
+    aborted_by_reason: dict[str, int]
     dropped_packets: int
 
 
@@ -119,7 +120,8 @@ async def _move(stage: Stage, sender: str, world: str, terms: Terms, began: floa
     if move.state != "released":
         stage.crowds[sender].put_back(world)
         turned_away = move.state == "rejected"
-        return Outcome(asked, ended, move.code, admitted=not turned_away, missed=not turned_away)
+        why = move.code if turned_away else f"{move.code}: {move.reason}"
+        return Outcome(asked, ended, why, admitted=not turned_away, missed=not turned_away)
     return _moved(move, terms, asked, ended)
 
 
@@ -171,5 +173,6 @@ def summary(
         p99_pause_ms=quantile(pauses, 0.99),
         max_total_ms=max(((each.ended - each.asked) * 1000 for each in taken), default=0.0),
         rejected_by_code=dict(codes),
+        aborted_by_reason=dict(Counter(each.code for each in taken if each.code is not None)),
         dropped_packets=dropped,
     )
