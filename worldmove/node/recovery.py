@@ -201,12 +201,17 @@ class Recovery:
         return record
 
     async def _retaken(self, record: SessionRecord) -> SessionRecord:
-        claim = self._services.claim
-        if record.incarnation == claim.incarnation:
-            return record
-        mine = records.retake(record, claim)
-        await self._services.ledger.swap(record, mine)
-        return mine
+        """The record in this incarnation's name, out of the move that brought the world here."""
+        claim, ledger = self._services.claim, self._services.ledger
+        if record.incarnation != claim.incarnation:
+            mine = records.retake(record, claim)
+            await ledger.swap(record, mine)
+            record = mine
+        if record.phase == "adopted":
+            closed = records.release(record, claim)
+            await ledger.swap(record, closed)
+            record = closed
+        return record
 
     async def _standby(self, slot: Slot) -> bool:
         """A standby that was promised to a move is wiped, unless the move was committed to it."""

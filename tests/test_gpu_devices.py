@@ -1,0 +1,66 @@
+"""Worlds on several devices, through two real nodes; see tools/gpu_devices.py, which makes the comparisons.
+
+On two real GPUs where there are two, else on imagined ones (tests/fake_gpu): then all but CUDA is tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worldmove.cuda.driver import devices
+from worldmove.errors import DeviceError
+
+FAKE = Path(__file__).with_name("fake_gpu")
+ROOT = FAKE.parent.parent
+SCENARIOS = ("mixed", "within", "revised", "own", "kinds", "memory")
+
+pytestmark = pytest.mark.slow
+
+
+def environment() -> dict[str, str]:
+    """With imagined GPUs in front, where there are less than two real ones."""
+    try:
+        real = len(devices()) >= 2
+    except DeviceError:
+        real = False
+    if real:
+        return dict(os.environ)
+    path = os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")])
+    return os.environ | {"PYTHONPATH": path, "IMAGINED_ROOM": uuid.uuid4().hex[:8]}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the tool has found; all scenarios share two nodes."""
+    out = tmp_path_factory.mktemp("devices")
+    command = [sys.executable, str(ROOT / "tools" / "gpu_devices.py"), "--mib", "4", "--out", str(out)]
+    answer = subprocess.run(
+        command, env=environment(), cwd=ROOT, check=False, capture_output=True, text=True, timeout=300
+    )
+    assert (out / "gpu_devices.json").exists(), answer.stderr
+    found: dict[str, Any] = json.loads((out / "gpu_devices.json").read_text())["scenarios"]
+    return found
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_byte_is_where_it_has_to_be(report: dict[str, Any], scenario: str) -> None:
+    assert report[scenario]["outcome"] == "ok", report[scenario]
+
+
+def test_what_a_full_gpu_lacks_is_said(report: dict[str, Any]) -> None:
+    for refused in (report["memory"]["said"]["move"], report["memory"]["said"]["register"]["details"]):
+        assert refused["required_bytes"] > refused["available_bytes"] >= 0
+
+
+def test_a_receipt_says_from_which_gpu_to_which(report: dict[str, Any]) -> None:
+    there, back = (move["devices"] for move in report["within"]["moves"][:2])
+    assert [list(reversed(pair)) for pair in there] == back
+    assert all(pair[0] != pair[1] for pair in there)
