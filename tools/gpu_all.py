@@ -62,6 +62,7 @@ def steps(quick: bool) -> list[Step]:
         Step("kernels", ("tools/gpu_kernels.py", "--out", "{out}"), 300),
         Step("moves", ("tools/gpu_move.py", "--moves", few, "--out", "{out}"), 400),
         Step("paths", ("tools/gpu_paths.py", "--out", "{out}"), 600),
+        Step("devices", ("tools/gpu_devices.py", "--mib", "1024", "--out", "{out}"), 200, gpus=2),
         Step("digest", (*CLI, "bench", "digest", "--gpu", "--json"), 120, document=True),
         Step("local", (*CLI, "bench", "path", "--gpu", "--gb", size, "--json"), 200, document=True),
         *(

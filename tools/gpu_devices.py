@@ -182,17 +182,35 @@ async def own(trial: Trial) -> dict[str, Any]:
     for name, more in (("handle", {"pid_namespace": space}), ("namespace", {"pid_namespace": 1})):
         region = {**trial.region("r", first), "source": {**source, **more}}
         body = {"model": "m", "regions": [region], "block_ms": 5.0, "horizon_ms": 50.0}
-        refusals[name] = await post(trial, body)
-    need([each["status"] for each in refusals.values()] == [422, 422], "refusals", refusals)
+        refusals[name] = await post(trial, "sessions", body)
+    refusals["standby"] = await post(trial, "standbys", body)
+    need([each["status"] for each in refusals.values()] == [422] * 3, "refusals", refusals)
+    async with trial.turn():
+        refusals["its worker died"] = await gone(trial)
     return {"moves": moves, "refusals": refusals}
 
 
-async def post(trial: Trial, body: dict[str, Any]) -> dict[str, Any]:
-    """What a node answers to a registration."""
+async def gone(trial: Trial) -> dict[str, Any]:
+    """Memory of a stack's own goes with its process: nobody takes the world up."""
+    here = trial.regions(k=trial.gpus[0])
+    a, late = await trial.hand(0), await trial.hand(0)
+    await a.ask("register", id="gone", regions=here, own=trial.gpus[0])
+    await a.ask("go", blocks=1)
+    await a.end()
+    async with trial.client(0) as client:
+        while (await client.session("gone")).state != "unattended":  # noqa: ASYNC110 - a few looks
+            await asyncio.sleep(0.05)
+    taken = await late.refused("attach", id="gone", regions=here)
+    need(taken.get("error") == "conflict" and "own" in taken["message"], "taken up", taken)
+    return taken
+
+
+async def post(trial: Trial, what: str, body: dict[str, Any]) -> dict[str, Any]:
+    """What a node answers to a registration of a session or a standby."""
     import httpx  # noqa: PLC0415 - here alone
 
     async with httpx.AsyncClient() as client:
-        answer = await client.post(f"{trial.nodes[0].url}/v1/sessions", json=body)
+        answer = await client.post(f"{trial.nodes[0].url}/v1/{what}", json=body)
     found = answer.json()
     return {"status": answer.status_code, "code": found.get("code"), "detail": found.get("detail")}
 

@@ -43,7 +43,8 @@ def move(
     *,
     to: Annotated[str, typer.Option("--to", metavar="NODE", help="Name of the node it goes to.")],
     device: Annotated[
-        list[str] | None, typer.Option(metavar="SRC=DST", help="A device of the source and its new one.")
+        list[str] | None,
+        typer.Option(metavar="SRC=DST", help="A GPU of the source and its new one: UUIDs or numbers."),
     ] = None,
     horizon_ms: Annotated[
         float | None, typer.Option(min=0.001, help="Longest pause; the session's own by default.")

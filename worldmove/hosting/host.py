@@ -367,6 +367,9 @@ class Host:
         except BaseException:
             close_all(fds)
             raise
+        if held.key not in self._slots:
+            close_all(fds)
+            return
         held.revise(rank, revision, fds, self._arenas)
         await self._shelf.put(held)
         if held.key in self._slots:
