@@ -33,6 +33,7 @@ ORDER = (
     "rules",
     "machine",
     "rates",
+    "dirtying",
     "admission",
     "promises",
     "granting",

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldmove.admission import Demand, Supply, judge, pause_of
+from worldmove.dirtying import Dirtying
 from worldmove.errors import ValidationError
 from worldmove.granting.pauses import Need, Pauses
 from worldmove.promises import Promises
@@ -271,6 +272,19 @@ def test_nobody_overtakes_in_the_pauses() -> None:
     assert (pauses.may("long"), pauses.may("early"), pauses.waiting) == (True, False, 2)
     pauses.leave("long")
     assert pauses.due(0.0) == ["early", "late"]
+
+
+def test_what_a_world_dirties_shows_in_the_second_round_and_later() -> None:
+    rounds = Dirtying(1000)
+    for began, nbytes in ((0.0, 1000), (10.0, 300), (14.0, 80), (15.0, 30)):
+        rounds.begins(began)
+        rounds.took(nbytes)
+    assert rounds.rate == 30.0
+    whole = Dirtying(1000)
+    for began in (0.0, 1.0, 2.0):
+        whole.begins(began)
+        whole.took(950)
+    assert whole.rate is None, "all of it was made anew: nobody knows how often"
 
 
 def test_quantiles_are_on_the_safe_side() -> None:

@@ -33,6 +33,7 @@ PURE = (
     "rules",
     "delta",
     "rates",
+    "dirtying",
     "admission",
     "promises",
     "granting",

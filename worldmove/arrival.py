@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from worldmove import messages as m
+from worldmove.dirtying import Dirtying
 from worldmove.intake import Intake
 from worldmove.manifest import LeafMap
 from worldmove.paths import Path
@@ -31,6 +33,13 @@ class Arrival:
         self._note_rate = note_rate
         self._min_gbps = min_gbps
         self._path: Path | None = None
+        self._dirtying = Dirtying(hello.manifest.nbytes)
+
+    @property
+    def dirty_rate(self) -> float | None:
+        """Bytes to send per second of generating: as this move shows, or as its source has said."""
+        said = self._hello.terms.dirty_bytes_per_s if self._hello.terms is not None else None
+        return said if self._dirtying.rate is None else self._dirtying.rate
 
     async def opened(self, path: Path, leaf_map: LeafMap) -> None:
         """The way to the bytes is open; returns when they may come; raises as `Intake.confirm`."""
@@ -47,6 +56,7 @@ class Arrival:
 
     def begins(self, *, final: bool) -> None:
         """A round begins; a final one is of a world that stands."""
+        self._dirtying.begins(time.monotonic())
         if final and self._path is not None:
             self._path.stand(self._hello.horizon_ms / 1000)
             self._intake.stands(self._hello.move_id)
@@ -61,6 +71,7 @@ class Arrival:
 
     def round(self, nbytes: int, seconds: float) -> str | None:
         """What a round brought; says why the path is too slow, where it is."""
+        self._dirtying.took(nbytes)
         if self._path is None or nbytes < RATED_BYTES:
             return None
         name = self._path.name

@@ -298,7 +298,7 @@ class DestinationMove(Driver):
                 await self._report_standing()
                 return
             self._record = new
-        berth.install(new, self.hello)
+        berth.install(new, self.hello, self._arrival.dirty_rate)
         resume_ms = self._arrival.runs(time.monotonic() - self._committed_at) * 1000
         adopted = m.Adopted(epoch=new.epoch, resume_ms=resume_ms, endpoint=endpoint)
         self.post(p.RecordAdopted(adopted=adopted))

@@ -41,6 +41,8 @@ Count = Annotated[int, Meta(ge=0, le=MAX_SESSION_BYTES)]
 Milliseconds = Annotated[float, Meta(gt=0, le=MAX_MS)]
 RoundNumber = Annotated[int, Meta(ge=1, le=1000)]
 HostState = Annotated[bytes, Meta(max_length=MAX_HOST_STATE)]
+MAX_FACTS = 64
+Facts = Annotated[dict[Name, float], Meta(max_length=MAX_FACTS)]
 RootHex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 
 
@@ -103,10 +105,10 @@ class Admitted(Message, frozen=True, kw_only=True):
     incarnation: Count
     path: Name
     lanes: Annotated[int, Meta(ge=0, le=MAX_LANES)]
-    required: dict[str, float] = {}
-    available: dict[str, float] = {}
+    required: Facts = {}
+    available: Facts = {}
     devices: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=MAX_REGIONS)] = ()
-    unmeasured: tuple[str, ...] = ()
+    unmeasured: Annotated[tuple[Name, ...], Meta(max_length=MAX_FACTS)] = ()
     provisional: bool = False
 
 

@@ -10,6 +10,7 @@ import structlog
 
 from worldmove import errors
 from worldmove import messages as m
+from worldmove.dirtying import Dirtying
 from worldmove.errors import MoveAbortedError, PeerError, RejectedError, WorldMoveError
 from worldmove.hosting.ranks import Pause
 from worldmove.ledger.base import Ledger
@@ -46,6 +47,12 @@ class Account:
         self._committed: m.Committed | None = None
         self._adopted: m.Adopted | None = None
         self._pause_ms: float | None = None
+        self._dirtying = Dirtying(hello.manifest.nbytes)
+
+    @property
+    def dirty_rate(self) -> float | None:
+        """Bytes to send per second of generating, as the rounds have shown it."""
+        return self._dirtying.rate
 
     def note(self, event: Any) -> None:
         """Keeps what messages of the destination say."""
@@ -56,6 +63,9 @@ class Account:
             self._rejected = event
         elif isinstance(event, m.Progress):
             self.landed = event.bytes
+        elif isinstance(event, m.Landed):
+            self._dirtying.took(event.bytes)
+            self._dirtying.begins(time.monotonic())  # the next round, or the pause, follows at once
         elif isinstance(event, m.Verified):
             self._verified = event
         elif isinstance(event, m.Committed):
@@ -68,6 +78,7 @@ class Account:
     def prepared(self) -> None:
         """The path is open."""
         self.prepare_ms = self.elapsed_ms
+        self._dirtying.begins(time.monotonic())
 
     def paused(self, pause: Pause) -> None:
         """The world stands."""

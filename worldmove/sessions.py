@@ -135,11 +135,12 @@ class Berth:
         if not self._bare:
             await self.slot.ranks.roll.ask(timeout_s)
 
-    def install(self, record: SessionRecord, hello: m.Hello) -> None:
+    def install(self, record: SessionRecord, hello: m.Hello, dirty_rate: float | None) -> None:
         """The record says `adopted`: the slot is the session's, and its worker may generate."""
         host = self._book.host
         host.adopt(self.slot, record.session_id, record.epoch, hello.manifest, hello.seed)
         self._session = self._book.add(self.slot, record)
+        self._session.dirty_rate = dirty_rate
 
     def follow(self, record: SessionRecord) -> None:
         """The record of the installed session has changed."""

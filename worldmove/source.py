@@ -360,6 +360,8 @@ class SourceMove(Driver):
 
     async def _finish(self, _action: p.Finish) -> None:
         facts = self.machine.facts
+        if self.account.dirty_rate is not None:
+            self.session.dirty_rate = self.account.dirty_rate
         try:
             if self._quiet is not None:
                 await asyncio.shield(self._quiet)
