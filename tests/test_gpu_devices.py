@@ -20,9 +20,10 @@ from worldmove.errors import DeviceError
 
 FAKE = Path(__file__).with_name("fake_gpu")
 ROOT = FAKE.parent.parent
+SECONDS = 400
 SCENARIOS = ("mixed", "within", "revised", "own", "kinds", "memory")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 
 
 def environment() -> dict[str, str]:
@@ -43,7 +44,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("devices")
     command = [sys.executable, str(ROOT / "tools" / "gpu_devices.py"), "--mib", "4", "--out", str(out)]
     answer = subprocess.run(
-        command, env=environment(), cwd=ROOT, check=False, capture_output=True, text=True, timeout=300
+        command,
+        env=environment(),
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS - 20,
     )
     assert (out / "gpu_devices.json").exists(), answer.stderr
     found: dict[str, Any] = json.loads((out / "gpu_devices.json").read_text())["scenarios"]

@@ -19,7 +19,7 @@ from worldmove.views import MigrationRequest
 
 ACTOR = ROOT / "tools" / "gpu_worlds.py"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class Stack:
