@@ -134,7 +134,7 @@ async def test_everything_passes_through_the_rings(lanes: int) -> None:
         assert await both.serving.release() == []
         for node in (both.near, both.far):
             waiting = [leased for _, _, leased in node.lanes.lanes]
-            assert waiting == [None] * min(lanes, 2)
+            assert waiting == [None] * lanes, "kept for a while"
 
 
 async def test_a_pull_brings_exactly_its_spans() -> None:

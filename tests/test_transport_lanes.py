@@ -17,6 +17,7 @@ from tests.transport_kit import (
     lanes,
     lease_pair,
     mapped,
+    until_gone,
     whole,
 )
 from worldmove.errors import (
@@ -26,6 +27,7 @@ from worldmove.errors import (
 )
 from worldmove.manifest import Span
 from worldmove.transport import framing
+from worldmove.transport import pool as lane_pool
 from worldmove.transport.framing import Kind
 from worldmove.transport.handshake import introduce
 from worldmove.transport.pool import LanePool, LaneRegion, mint_token
@@ -230,3 +232,23 @@ async def test_an_idle_pair_uses_next_to_no_cpu(pool: LanePool) -> None:
     assert max(used) < 0.2, used  # polling would use about 2 seconds
     await taker.release()
     await giver.release()
+
+
+async def test_lanes_that_a_burst_left_behind_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two moves at once need two lanes; a minute later (here at once) one that nobody needed has ended."""
+    arena = Arena(1 * MB)
+    async with lanes() as pool:
+        for linger, left in ((60.0, 2), (0.0, 0)):
+            monkeypatch.setattr(lane_pool, "LINGER_S", linger)
+            leased = [
+                await pool.lease(f"m{n}", [(arena.fd, arena.nbytes)], whole(arena), writable=True)
+                for n in range(2)
+            ]
+            pids = [lane.pid for lane in leased]
+            for lane in leased:
+                await lane.release()
+            if left:
+                assert [pid for pid, _, _ in pool.lanes] == pids
+            else:
+                await asyncio.gather(*(until_gone(pid) for pid in pids))
+                assert pool.lanes == []

@@ -25,6 +25,8 @@ from worldmove.transport.table import LaneRegion
 __all__ = ["Lane", "LanePool", "LaneRegion", "mint_token"]
 
 Event = Callable[[str, dict[str, Any]], None]
+LINGER_S = 60.0
+"""How long lanes that a burst of moves left behind are kept: a start takes most of a core for a second."""
 
 
 def mint_token() -> bytes:
@@ -68,6 +70,8 @@ class LanePool:
         self._dying: set[asyncio.Task[None]] = set()
         self._starting = 0
         self._idle: list[Lane] = []
+        self._since: dict[Lane, float] = {}
+        self._thinning: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -95,7 +99,7 @@ class LanePool:
         if self._device:
             device_address(self._device)  # said now rather than at the first move
         for lane in await asyncio.gather(*(self._spawn() for _ in range(self._spare))):
-            self._idle.append(lane)
+            self._rest(lane)
 
     def arm(self, fault: str) -> None:
         """The next lane that is leased as a source does this damage, where lanes were started with faults."""
@@ -104,6 +108,8 @@ class LanePool:
     async def close(self) -> None:
         """Ends every lane; returns when all are gone."""
         self._closed = True
+        if self._thinning is not None:
+            self._thinning.cancel()
         for task in tuple(self._tasks):
             task.cancel()
         lanes = tuple(self._lanes)
@@ -154,6 +160,7 @@ class LanePool:
     async def _free(self) -> Lane:
         while self._idle:
             lane = self._idle.pop()
+            self._since.pop(lane, None)
             if not lane.lost.done():
                 return lane
         return await self._spawn()
@@ -212,17 +219,38 @@ class LanePool:
         if lane.lost.done() or self._closed:
             return
         self._tell("lane-released", {"pid": lane.pid})
-        # As many again are kept: else every lease would start a process and every release end one.
-        if len(self._idle) < 2 * self._spare:
-            self._idle.append(lane)
-        else:
-            lane.abort()
+        self._rest(lane)
+        self._thin()
         self._top_up()
+
+    def _rest(self, lane: Lane) -> None:
+        self._idle.append(lane)
+        self._since[lane] = asyncio.get_running_loop().time()
+
+    def _thin(self) -> None:
+        """Ends lanes that nobody has needed for a while, all but twice the spare ones.
+
+        As many again are kept: else every lease would start a process and every release end one.
+        """
+        if self._thinning is not None:
+            self._thinning.cancel()
+            self._thinning = None
+        loop = asyncio.get_running_loop()
+        lingering = self._idle[: max(len(self._idle) - 2 * self._spare, 0)]
+        for lane in lingering:
+            left = self._since[lane] + LINGER_S - loop.time()
+            if left > 0:  # those behind it came later
+                self._thinning = loop.call_later(left, self._thin)
+                return
+            self._idle.remove(lane)
+            del self._since[lane]
+            lane.abort()
 
     def _lost(self, lane: Lane, error: WorldMoveError) -> None:
         self._lanes.remove(lane)
         if lane in self._idle:
             self._idle.remove(lane)
+        self._since.pop(lane, None)
         self._tell("lane-lost", {"pid": lane.pid, "move_id": lane.move_id, "reason": error.message})
         dying = asyncio.get_running_loop().create_task(lane.gone())
         self._dying.add(dying)
@@ -252,6 +280,6 @@ class LanePool:
             self._tell("lane-lost", {"pid": None, "move_id": None, "reason": error.message})
             return
         if len(self._idle) < self._spare and not self._closed:
-            self._idle.append(lane)
+            self._rest(lane)
         else:
             lane.abort()
