@@ -64,6 +64,7 @@ ORDER = (
     "driver",
     "opening",
     "receipts",
+    "readiness",
     "source",
     "destination",
     "faults",

@@ -78,6 +78,19 @@ async def test_an_executor_that_dies_while_it_waits_for_the_stop_costs_no_move(
             assert (receipt.state, receipt.repair_bytes) == ("released", 0)
 
 
+async def test_a_bit_that_flips_in_memory_after_landing_is_found_and_sent_again(
+    imagined: None, tmp_path: Path
+) -> None:
+    each = {"A": ["--gpus", GPUS[0]], "B": ["--gpus", GPUS[1], "--faults", "land-flip-once"]}
+    async with (
+        running_nodes(["A", "B"], ["--path", "local", "--executors", "1"], each, tmp_path) as nodes,
+        shuttle(nodes, 0, programs("small")) as way,
+    ):
+        receipt = (await way.move("local")).receipt
+        assert [damage.attempts for damage in receipt.damaged] == [1]
+        assert receipt.repair_bytes > 0
+
+
 async def test_a_node_shows_its_gpus(nodes: list[RunningNode]) -> None:
     async with AsyncClient(nodes[1].url) as client:
         view = await client.node()

@@ -36,6 +36,16 @@ def test_half_of_the_moves_are_good_and_no_fault_is_left_out() -> None:
     assert {move.hop for move in moves} == {1, 2}
 
 
+def test_a_plan_may_deal_some_faults_only_and_kills_a_worker_with_every_other_node() -> None:
+    moves = list(itertools.islice(steps(7, 2, 1, {"kill", "lane-kill"}), 300))
+    assert {move.fault.rpartition(".")[2] for move in moves} == {"", "kill", "lane-kill"}
+    killed = [move for move in moves if move.fault.endswith(".kill")]
+    both = [move for move in killed if move.beside]
+    assert 0 < len(both) < len(killed)
+    assert all(parse(move.beside) and move.fault.rpartition(".")[0] in move.beside for move in both)
+    assert not any(move.beside for move in moves if move not in killed)
+
+
 def test_what_leads_to_a_fault_is_a_fault() -> None:
     for phase, leads in LEADS.items():
         side, name = phase.split(".")

@@ -64,3 +64,22 @@ def test_a_soak_that_is_stopped_leaves_nothing(run_dir: Path, number: signal.Sig
     assert soak.returncode == 128 + number, errors
     assert wait_until_gone(mark, 15) == {}
     assert list(run_dir.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_worlds_on_imagined_gpus_are_killed_too(run_dir: Path) -> None:
+    """All but CUDA is tried (tests/fake_gpu); with real GPUs it is `tools/gpu_faults.py`."""
+    paths = (Path(__file__).with_name("fake_gpu"), Path(__file__).parent.parent)
+    done = subprocess.run(
+        [*COMMAND, "--moves", "5", "--seed", "5", "--json", "--gpus", "auto", "--only", "kill,executor-kill"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment(run_dir, "soak-gpu") | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["moves"] == 5
+    assert set(found["by_fault"]) <= {"kill", "executor-kill"}
+    assert wait_until_gone("soak-gpu", 15) == {}

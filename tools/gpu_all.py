@@ -63,6 +63,8 @@ def steps(quick: bool) -> list[Step]:
         Step("moves", ("tools/gpu_move.py", "--moves", few, "--out", "{out}"), 400),
         Step("paths", ("tools/gpu_paths.py", "--out", "{out}"), 600),
         Step("devices", ("tools/gpu_devices.py", "--mib", "1024", "--out", "{out}"), 200, gpus=2),
+        Step("save", ("tools/gpu_save.py",), 200, needs=("torch",), document=True),
+        Step("faults", ("tools/gpu_faults.py", "--moves", "40" if quick else "200", "--out", "{out}"), 600),
         Step("digest", (*CLI, "bench", "digest", "--gpu", "--json"), 120, document=True),
         Step("local", (*CLI, "bench", "path", "--gpu", "--gb", size, "--json"), 200, document=True),
         *(

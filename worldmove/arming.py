@@ -85,6 +85,8 @@ class Armed:
         self._plan = plan
         self._sign = sign
         self._first: list[Part] = []
+        self._left = sum(len(parts) for _, parts in plan.parts)
+        self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._rest: list[asyncio.Task[None]] = []
         self._working: asyncio.Task[None] | None = None
         self._dropped = False
@@ -92,6 +94,7 @@ class Armed:
     def start(self, on_read: OnRead | None = None) -> None:
         """Arms it; `on_read` as for `Reader.read`."""
         self._working = asyncio.ensure_future(self._work(on_read))
+        self._working.add_done_callback(self._over)
 
     def go(self) -> None:
         """The world stands, the source's node says so: what has not begun begins."""
@@ -114,18 +117,23 @@ class Armed:
         return [(sizes[0], sizes[1]) for sizes in done if len(sizes) == 2]
 
     async def ended(self) -> None:
-        """Returns when nothing waits or is under way."""
+        """Returns when nothing waits or is under way: at once when the last part is done."""
         if self._working is not None:
-            await asyncio.wait({self._working})
+            await asyncio.shield(self._all)
+
+    def _over(self, _work: asyncio.Task[None]) -> None:
+        if not self._all.done():
+            self._all.set_result(None)
 
     async def stood_at(self, block: int) -> bool:
         """Whether all of it was done while the world stood at `block`; returns when nothing of it waits."""
         if self._working is None:
             return False
         await self.ended()
-        if self._working.cancelled() or isinstance(self._working.exception(), WorldMoveError):
+        if self._left:
+            if not self._working.cancelled() and not isinstance(self._working.exception(), WorldMoveError):
+                self._working.result()
             return False
-        self._working.result()
         return all(seen == block for seen, _ in self._seen())
 
     async def close(self) -> None:
@@ -133,7 +141,7 @@ class Armed:
         if self._working is not None:
             if not self._working.done():
                 self.drop()
-            await self.ended()
+            await asyncio.wait({self._working})
             if not self._working.cancelled():
                 self._working.exception()
         await self._sign.close()
@@ -154,6 +162,9 @@ class Armed:
 
         def later(done: list[Piece]) -> None:
             self._plan.note(done, on_read)
+            self._left -= 1
+            if not self._left:
+                self._all.set_result(None)
 
         def part(done: list[Piece]) -> None:
             if rest and not self._dropped:

@@ -12,8 +12,6 @@ from worldmove import protocol as p
 from worldmove.arrival import Arrival
 from worldmove.driver import Driver, Perform, Services
 from worldmove.errors import (
-    DeadlineError,
-    LedgerError,
     LostRaceError,
     NoWorkerError,
     PeerError,
@@ -28,15 +26,15 @@ from worldmove.opening import Opening
 from worldmove.paths import Path
 from worldmove.placement import travelled
 from worldmove.protocol import State
+from worldmove.readiness import Readiness, warm
 from worldmove.reading import Reader
 from worldmove.receipts import now_text
 from worldmove.rounds import RoundPolicy
 from worldmove.sessions import Berth
 
 RECLAIM_POLL_S = 0.05
-SIGN_OF_LIFE_S = 0.2
-"""How old a worker's answer may be when its world is verified."""
 PROGRESS_BYTES = 1 << 20
+PROGRESS_S = 0.05
 
 
 class DestinationMove(Driver):
@@ -59,6 +57,7 @@ class DestinationMove(Driver):
         self.path_name: str | None = None
         self.landed = 0
         self._told = 0
+        self._tell_at = 0.0
         self._admit_berth = admit
         self._berth: Berth | None = None
         self._record: SessionRecord | None = None
@@ -69,9 +68,7 @@ class DestinationMove(Driver):
         self._pins = contextlib.ExitStack()
         self._wiping: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._keeping: asyncio.Task[None] | None = None
-        self._hearing: asyncio.Task[None] | None = None
-        self._heard_at = 0.0
+        self._ready = Readiness(self._work, self.fail, services.settings.peer_timeout_ms / 1000)
         self._verified_at = 0.0
         self._committed_at = 0.0
 
@@ -114,28 +111,17 @@ class DestinationMove(Driver):
 
     def _handle(self, event: object) -> None:
         super()._handle(event)
-        if isinstance(event, m.Sealed) and self.machine.state in (State.FINISHING, State.VERIFYING):
-            # Keeper and worker take their time beside the last bytes, not after them.
-            self._keeping = self._work.spawn(self._bound().keep())
-            self._hearing = self._work.spawn(self._hear_worker())
+        if self.machine.state not in (State.FINISHING, State.VERIFYING):
+            return
+        if isinstance(event, m.Round):
+            self._ready.begin(self._bound())
+            if self.hello.live:
+                self._work.spawn(warm(self.services.ledger, self.session_id))
+        elif isinstance(event, m.Sealed):
             self._work.spawn(self._receiving().foresee(self._world(event)))
-            self._work.spawn(self._warm_ledger())
-
-    async def _warm_ledger(self) -> None:
-        with contextlib.suppress(LedgerError):  # the commit hears of it
-            await self.services.ledger.warm(self.session_id)
 
     def _world(self, sealed: m.Sealed) -> World:
         return World(self.session_id, self.hello.epoch, sealed.block, sealed.host_states)
-
-    async def _hear_worker(self) -> None:
-        """Nothing is committed to a worker that gives no sign of life: its world would stand."""
-        try:
-            await self._bound().answer(self.services.settings.peer_timeout_ms / 1000)
-        except (DeadlineError, NoWorkerError) as error:
-            self.fail("worker-lost", f"the standby's worker: {error.message}")
-            raise
-        self._heard_at = time.monotonic()
 
     async def _admit(self, action: p.Admit) -> None:
         try:
@@ -179,6 +165,7 @@ class DestinationMove(Driver):
         await self._arrival.opened(self._path, self._bound().memory.leaf_map)
         self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed, self._arrival.read)
         await self._inbound.open(arm=not self.hello.live)
+        await warm(self.services.ledger, self.session_id)
         self.post(p.PathReady())
 
     def _on_path_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
@@ -188,9 +175,10 @@ class DestinationMove(Driver):
     def _on_landed(self, nbytes: int) -> None:
         self.landed += nbytes
         self._arrival.landed(nbytes)
-        told = self.machine.state is not State.PREPARED  # the source knows that its world stands
-        if told and self.landed - self._told >= max(PROGRESS_BYTES, self.hello.manifest.nbytes // 50):
-            self._told = self.landed
+        if self.machine.state is State.PREPARED or time.monotonic() < self._tell_at:
+            return  # the source doesn't know yet that its world stands, or it was told just now
+        if self.landed - self._told >= max(PROGRESS_BYTES, self.hello.manifest.nbytes // 50):
+            self._told, self._tell_at = self.landed, time.monotonic() + PROGRESS_S
             self.send(m.Progress(bytes=self.landed))
 
     def _receiving(self) -> Inbound:
@@ -223,18 +211,13 @@ class DestinationMove(Driver):
             self.post(p.DamageFound(leaves=int(damaged.size)))
             return
         sealed = action.sealed
-        if self._heard_at and time.monotonic() - self._heard_at > SIGN_OF_LIFE_S:
-            # The last bytes took long: what was true at the seal may be so no more.
-            self._hearing = self._work.spawn(self._hear_worker())
-        ready = {task for task in (self._keeping, self._hearing) if task is not None}
         found = await inbound.root(self._world(sealed))
         if found != sealed.root:
             self.fail("root-mismatch", "leaf tables are equal and the roots are not: the seal is damaged")
             return
         self._bound().load(sealed.block, sealed.host_states)
-        await asyncio.wait(ready)
-        if not all(_done_well(task) for task in ready):
-            return  # whoever failed has given the move up
+        if not await self._ready.reached(self._bound()):
+            return
         self._verified_at = time.monotonic()
         count = inbound.count
         verified = m.Verified(
@@ -394,7 +377,3 @@ class DestinationMove(Driver):
             await self._reader.close()
         if self._berth is not None:
             self._berth.vacate()
-
-
-def _done_well(task: asyncio.Task[None]) -> bool:
-    return not task.cancelled() and task.exception() is None

@@ -91,6 +91,12 @@ def soak(
         int | None,
         typer.Option(min=0, show_default=False, help="Repeats the moves and faults of an earlier soak."),
     ] = None,
+    gpus: Annotated[
+        str, typer.Option(help="Worlds on GPUs, one for each node in turn: auto, or UUIDs by commas.")
+    ] = "none",
+    only: Annotated[
+        str, typer.Option(show_default=False, help="What may go wrong, by commas: kill, executor-kill, …")
+    ] = "",
     json: Json = False,
 ) -> None:
     """Move worlds between nodes while things go wrong, and compare every block with a twin."""
@@ -103,6 +109,8 @@ def soak(
         worlds=worlds,
         state_mb=state_mb,
         seed=seed,
+        gpus=gpus,
+        only=only,
     )
 
 

@@ -20,6 +20,7 @@ import cupy
 from worldmove.cuda.driver import find
 from worldmove.cuda.memory import Window
 from worldmove.errors import ConnectionLostError, DeviceError, NoMemoryError, TransportError, ValidationError
+from worldmove.executor.faults import LAND_FLIP_ONCE
 from worldmove.executor.gpu import Begun, Gpu
 from worldmove.executor.messages import (
     Allocate,
@@ -249,11 +250,12 @@ def main(argv: list[str]) -> int:
     """Runs the executor on the inherited socket `--fd`."""
     parser = options("worldmove.executor.cuda")
     parser.add_argument("--device", required=True)
+    parser.add_argument("--faults", default="")
     given = parser.parse_args(argv)
     prepare(given)
     try:
         stay_near(find(given.device).bus_id)
-        gpu = Gpu(given.device)
+        gpu = Gpu(given.device, spoil=LAND_FLIP_ONCE in given.faults.split(","))
     except DeviceError as error:
         sys.stderr.write(f"executor {os.getpid()}: {error.message}\n")
         return 1

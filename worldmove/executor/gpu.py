@@ -71,13 +71,15 @@ class Gpu:
 
     Args:
         uuid: of the device.
+        spoil: damages what lands first (`worldmove.executor.faults`).
 
     Raises:
         DeviceError: it can't be used.
     """
 
-    def __init__(self, uuid: str) -> None:
+    def __init__(self, uuid: str, *, spoil: bool = False) -> None:
         self._device = Device(uuid)
+        self._spoil = spoil
         self._memory: dict[int, Attached] = {}
         self.use()
         self._copying = cupy.cuda.Stream(non_blocking=True)
@@ -198,8 +200,22 @@ class Gpu:
         """Begins to copy, and to digest what has landed after that; raises as `copy` and `digest`."""
         copied = self.copy(request.pieces)
         self._landing.wait_event(copied.event)
+        if self._spoil and request.read:
+            self._spoil = False
+            self._flip_bit(request.read[0])
         read = self._read(request.table, request.seed, request.read, self._landing)
         return Begun(read.event, (copied, read))
+
+    def _flip_bit(self, piece: Piece) -> None:
+        """In what has landed, where it lies."""
+        address = self._at(piece.key, piece.offset + piece.length // 2, 1, writable=True)
+        byte = np.zeros(1, dtype=np.uint8)
+        stream = self._landing
+        cupy.cuda.runtime.memcpyAsync(byte.ctypes.data, address, 1, _DEFAULT_DIRECTION, stream.ptr)
+        stream.synchronize()
+        byte ^= np.uint8(1)
+        cupy.cuda.runtime.memcpyAsync(address, byte.ctypes.data, 1, _DEFAULT_DIRECTION, stream.ptr)
+        stream.synchronize()
 
     def copy(self, pieces: Sequence[CopyPiece]) -> Begun:
         """Begins to copy: large pieces by a copy engine, all small ones by one kernel.

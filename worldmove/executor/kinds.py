@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from worldmove.executor.parts import MAX_PART_BYTES, MIN_PART_BYTES
@@ -34,12 +35,17 @@ class Kind(NamedTuple):
 HOST = Kind()
 
 
-def gpu(uuid: str) -> Kind:
-    """The executor of a GPU: parts as large as the device does in half a millisecond, several under way."""
+def gpu(uuid: str, faults: Sequence[str] = ()) -> Kind:
+    """The executor of a GPU: parts as large as the device does in half a millisecond, several under way.
+
+    Args:
+        uuid: of the GPU.
+        faults: of `worldmove.executor.faults`.
+    """
     return Kind(
         device=uuid,
         module="worldmove.executor.cuda",
-        arguments=("--device", uuid),
+        arguments=("--device", uuid, "--faults", ",".join(faults)),
         ready_s=GPU_READY_S,
         window=32,
         smallest_part=256 << 20,

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from worldmove.errors import ConfigError
+from worldmove.executor.faults import PREFIX
 from worldmove.faults.lies import LIES, SENT
 from worldmove.machine import Role
 from worldmove.protocol import State
@@ -164,13 +165,15 @@ def every_fault() -> tuple[Fault, ...]:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """The faults of a comma list; `arm` and the names of lanes' own faults (`lane-…`, `ring-…`) pass by.
+    """The faults of a comma list; `arm`, and the names of lanes' and executors' own faults, pass by.
 
     Raises:
         ConfigError: a name is unknown, or can't happen in that phase.
     """
     names = [part.strip() for part in text.split(",")]
-    return tuple(_parse(name) for name in names if name and name != ARM and not name.startswith(PREFIXES))
+    return tuple(
+        _parse(name) for name in names if name and name != ARM and not name.startswith((*PREFIXES, PREFIX))
+    )
 
 
 def _parse(name: str) -> Fault:

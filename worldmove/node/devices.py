@@ -13,6 +13,7 @@ from worldmove.errors import ConfigError, ValidationError, WorldMoveError
 from worldmove.executor import kinds
 from worldmove.executor.crew import EventSink
 from worldmove.executor.devices import Executors
+from worldmove.executor.faults import executor_faults
 from worldmove.executor.pool import ExecutorPool
 from worldmove.memory.arena import MemoryBudget
 from worldmove.memory.near import near
@@ -38,6 +39,7 @@ class Devices:
         self._settings = settings
         self._on_event = on_event
         self._found: dict[str, DeviceInfo] = {}
+        self._faults = executor_faults(settings.faults)
 
     async def start(self) -> None:
         """Finds the GPUs and starts all executors; returns when they take requests.
@@ -51,7 +53,7 @@ class Devices:
         await self._check_isolation()
         for uuid in self._found:
             self.executors.gpus[uuid] = ExecutorPool(
-                1, nice=0, stall_s=self._stall_s, on_event=self._on_event, kind=kinds.gpu(uuid)
+                1, nice=0, stall_s=self._stall_s, on_event=self._on_event, kind=kinds.gpu(uuid, self._faults)
             )
         await self.executors.start()
 

@@ -1,7 +1,7 @@
 """A serving stack of the soak, on the public SDK alone.
 
     python -m worldmove.soak.actor --role register|attach|standby --url U --world W --session S --state-mb MB
-                                   --fd N --parent PID
+                                   --fd N --parent PID [--device UUID]
 
 It generates until its world has gone, then waits on its own node for it to come back, for ever. A block is
 told before its boundary: so what was told and is not at a boundary was torn by the death of this process.
@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import socket
 import sys
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from worldmove.cuda.driver import find
 from worldmove.errors import (
     ConnectionLostError,
     NotFoundError,
@@ -27,7 +31,7 @@ from worldmove.errors import (
 from worldmove.executor.serving import end_with_parent
 from worldmove.ipc import SyncChannel
 from worldmove.soak.news import Failed, Generated, Left, News, Playing, Waiting
-from worldmove.soak.world import HOST_STATE_BYTES, SoakWorld, regions
+from worldmove.soak.world import HOST, HOST_STATE_BYTES, SoakWorld, regions
 from worldmove.worker import Worker, World
 
 BLOCK_MS = 40.0
@@ -42,11 +46,12 @@ class Stack(NamedTuple):
     parent: SyncChannel[News]
     world: str
     state_mb: int
+    device: str
 
     def description(self) -> dict[str, Any]:
         """What a registration and a standby say alike: only this world's standbys fit this world."""
         return {
-            "regions": regions(self.state_mb),
+            "regions": regions(self.state_mb, self.device),
             "model": self.world,
             "block_ms": BLOCK_MS,
             "horizon_ms": HORIZON_MS,
@@ -75,8 +80,11 @@ def wait(stack: Stack) -> World:
 
 def play(stack: Stack, world: World) -> None:
     """Generates at the block clock, until the world has moved or ended."""
-    memory = {region.name: world.tensor(region.name) for region in regions(stack.state_mb)}
-    view = SoakWorld(memory, world.block_number, world.host_state)
+    library = np if stack.device == HOST else importlib.import_module("cupy")
+    memory = {
+        region.name: world.tensor(region.name, like=library.__name__) for region in regions(stack.state_mb)
+    }
+    view = SoakWorld(memory, world.block_number, world.host_state, library)
     stack.parent.send(Playing(world.id, view.block, world.epoch))
     due = time.monotonic()
     while True:
@@ -101,11 +109,14 @@ def main(arguments: list[str]) -> None:
     for name in ("--url", "--world", "--session"):
         parser.add_argument(name, required=True)
     parser.add_argument("--role", choices=("register", "attach", "standby"), required=True)
+    parser.add_argument("--device", default=HOST)
     options = parser.parse_args(arguments)
     end_with_parent(options.parent)
     parent: SyncChannel[News] = SyncChannel(socket.socket(fileno=options.fd), News)
     with Worker(options.url) as worker:
-        stack = Stack(worker, parent, options.world, options.state_mb)
+        stack = Stack(worker, parent, options.world, options.state_mb, options.device)
+        if stack.device != HOST:
+            importlib.import_module("cupy").cuda.Device(find(stack.device).ordinal).use()
         try:
             if options.role == "register":
                 play(stack, worker.register(options.session, **stack.description()))

@@ -54,6 +54,7 @@ class Actor:
                 *(sys.executable, "-m", "worldmove.soak.actor", "--fd", str(theirs.fileno())),
                 *("--parent", str(os.getpid()), "--role", role, "--url", node.url),
                 *("--world", world, "--session", session, "--state-mb", str(state_mb)),
+                *("--device", node.device),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

@@ -13,6 +13,7 @@ from pathlib import Path
 from worldmove.bench.processes import descendants
 from worldmove.client import AsyncClient
 from worldmove.errors import ProcessLostError
+from worldmove.soak.world import HOST
 
 MARK = "SOAK_MARK"
 START_S = 60.0
@@ -29,12 +30,14 @@ class SoakNode:
 
     Attributes:
         client: of its REST interface.
+        device: on which its worlds lie.
         run_dir: folder of its sockets. log: file of its stderr, over all lives.
         life: how often it was started.
     """
 
-    def __init__(self, name: str, folder: Path, mark: str) -> None:
+    def __init__(self, name: str, folder: Path, mark: str, device: str = HOST) -> None:
         self.name = name
+        self.device = device
         self.run_dir = folder / name
         self.log = folder / f"{name}.log"
         self.url = f"http://127.0.0.1:{_free_port()}"
@@ -67,6 +70,7 @@ class SoakNode:
                 *(sys.executable, "-m", "worldmove", "serve", "--name", self.name),
                 *("--http", self.url.removeprefix("http://"), "--run-dir", str(self.run_dir)),
                 *("--ledger", self._ledger, "--ready-fd", str(theirs.fileno()), *OPTIONS),
+                *("--gpus", "none" if self.device == HOST else self.device),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=log,

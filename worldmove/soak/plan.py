@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from worldmove.faults.points import every_fault
 from worldmove.views import PathChoice
 
 GOOD_SHARE = 0.5
+ONLY_GOOD_SHARE = 0.2
+"""Where only some faults are wanted."""
 HOLDS_S = (0.4, 2.5)
 """How long a stopped process stands: less, and more, than the time that a silent peer is given."""
 GIVING_UP = (
@@ -39,6 +41,7 @@ class Step(NamedTuple):
         path: how the bytes are to come.
         fault: name of what goes wrong; empty for a good move.
         lead: name of what has to go wrong before, so that it comes to the fault's phase; mostly empty.
+        beside: name of what goes wrong in the same moment; mostly empty.
         hold_s: how long what is stopped stands.
     """
 
@@ -49,27 +52,37 @@ class Step(NamedTuple):
     path: PathChoice
     fault: str
     lead: str
+    beside: str
     hold_s: float
 
 
-def steps(seed: int, nodes: int, worlds: int) -> Iterator[Step]:
+def steps(seed: int, nodes: int, worlds: int, only: Collection[str] = ()) -> Iterator[Step]:
     """All moves of a seed, without an end.
 
-    About half of them are good ones. Faults are dealt from a shuffled deck of all that there are: none comes
-    again before every other one has come.
+    About half of them are good ones; fewer, where only some faults are wanted. Faults are dealt from a
+    shuffled deck of all that there are: none comes again before every other one has come. Every other time
+    that a node is killed, its worker is too.
+
+    Args:
+        seed: of chance.
+        nodes: how many.
+        worlds: how many.
+        only: what may go wrong, as the last part of faults' names says; everything, without it.
     """
+    faults = [one.name for one in every_fault() if not only or one.what in only]
     chance = random.Random(seed)  # noqa: S311 - it is to be repeated, not to be secret
     deck: list[str] = []
     number = 0
     while True:
         number += 1
         fault = ""
-        if chance.random() >= GOOD_SHARE:
+        if chance.random() >= (ONLY_GOOD_SHARE if only else GOOD_SHARE):
             if not deck:
-                deck = [one.name for one in every_fault()]
+                deck = list(faults)
                 chance.shuffle(deck)
             fault = deck.pop()
         lead = chance.choice(LEADS.get(fault.rpartition(".")[0], ("",)))
+        where, _, what = fault.rpartition(".")
         lanes = "lane" in fault or "token" in fault
         yield Step(
             number=number,
@@ -79,5 +92,6 @@ def steps(seed: int, nodes: int, worlds: int) -> Iterator[Step]:
             path="staged" if lanes or chance.random() < 0.6 else "local",
             fault=fault,
             lead=lead,
+            beside=f"{where}.worker-kill" if what == "kill" and number % 2 else "",
             hold_s=chance.choice(HOLDS_S),
         )

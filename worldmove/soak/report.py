@@ -81,6 +81,7 @@ def line(done: Done) -> str:
     """One move in one line."""
     step = done.step
     what = f"{step.fault} after {step.lead}" if step.lead else step.fault or "good"
+    what += ", with its worker" if step.beside else ""
     idle = "" if done.fired or not step.fault else " (did not happen)"
     why = f" ({done.code}: {done.reason})" if done.code else ""
     return f"{step.number}: {what}{idle}: {done.result}{why}, {done.ms:.0f} ms"

@@ -11,11 +11,14 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from worldmove.cuda.probe import probe
 from worldmove.demo.screen import Screen
-from worldmove.errors import DeadlineError, ProcessLostError
+from worldmove.errors import ConfigError, DeadlineError, ProcessLostError
+from worldmove.faults.points import WHATS
 from worldmove.soak import report
 from worldmove.soak.plan import steps
 from worldmove.soak.trial import Options, Trial
+from worldmove.soak.world import HOST
 
 SEED_BITS = 32
 
@@ -29,6 +32,8 @@ def run(
     worlds: int = 2,
     state_mb: int = 8,
     seed: int | None = None,
+    gpus: str = "none",
+    only: str = "",
 ) -> int:
     """Runs a soak and shows what it found.
 
@@ -40,13 +45,26 @@ def run(
         worlds: how many move about between them.
         state_mb: size of each in MB.
         seed: of the sequence of moves and faults; a new one unless it is given.
+        gpus: `none` for worlds in host memory; `auto` or UUIDs, separated by commas, for worlds on GPUs, one
+            for each node in turn.
+        only: what may go wrong, separated by commas; everything, if it is empty.
 
     Returns:
         0 only if no block was torn or generated twice, and nothing leaked or got lost. 130 after Ctrl-C.
+
+    Raises:
+        ConfigError: `only` names no fault, or `gpus` finds no GPU.
     """
     errors = Console(stderr=True)
     options = Options(
-        moves, seconds, nodes, worlds, state_mb, secrets.randbits(SEED_BITS) if seed is None else seed
+        moves,
+        seconds,
+        nodes,
+        worlds,
+        state_mb,
+        secrets.randbits(SEED_BITS) if seed is None else seed,
+        uvloop.run(_devices(gpus)),
+        _only(only),
     )
     try:
         with Screen(errors, quiet=json) as screen:
@@ -63,6 +81,24 @@ def run(
     return 0 if outcome.ok else 1
 
 
+async def _devices(gpus: str) -> tuple[str, ...]:
+    if gpus == "none":
+        return (HOST,)
+    found = tuple(gpus.split(",")) if gpus != "auto" else tuple(device.uuid for device in await probe())
+    if not found:
+        raise ConfigError("gpus is 'auto' and there is no GPU", option="gpus", value=gpus)
+    return found
+
+
+def _only(text: str) -> frozenset[str]:
+    names = frozenset(filter(None, text.split(",")))
+    if unknown := sorted(names - set(WHATS)):
+        raise ConfigError(
+            f"only names {unknown[0]!r}; allowed: {', '.join(WHATS)}", option="only", value=text
+        )
+    return names
+
+
 async def _soak(options: Options, screen: Screen) -> report.Outcome:
     """All moves, one after another; ends early where the fleet does not come back to calm."""
     began = time.monotonic()
@@ -71,7 +107,7 @@ async def _soak(options: Options, screen: Screen) -> report.Outcome:
     async with trial:
         try:
             await trial.begin()
-            for step in steps(options.seed, options.nodes, options.worlds):
+            for step in steps(options.seed, options.nodes, options.worlds, options.only):
                 late = options.seconds is not None and time.monotonic() - began > options.seconds
                 if step.number > options.moves or late:
                     break

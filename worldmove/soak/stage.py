@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,6 +22,7 @@ from worldmove.soak.cast import Actor, Role
 from worldmove.soak.fleet import SoakNode, marked, send, stopped
 from worldmove.soak.news import AnyNews, Generated, Playing
 from worldmove.soak.story import Story
+from worldmove.soak.world import HOST
 from worldmove.views import NodeView
 
 CALM_S = 90.0
@@ -63,6 +64,7 @@ class Stage:
     Args:
         nodes, worlds: how many.
         state_mb: size of each world.
+        devices: one for each node, in turn, on which its worlds lie.
 
     Attributes:
         nodes: by name. worlds: all of them. ledger: to look at records, beside the nodes.
@@ -71,11 +73,14 @@ class Stage:
 
     ledger: Ledger
 
-    def __init__(self, nodes: int, worlds: int, state_mb: int) -> None:
+    def __init__(self, nodes: int, worlds: int, state_mb: int, devices: Sequence[str] = (HOST,)) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = Path(tempfile.mkdtemp(prefix="wm-soak-"))
         names = [chr(ord("A") + number) for number in range(nodes)]
-        self.nodes = {name: SoakNode(name, self.folder, self.mark) for name in names}
+        self.nodes = {
+            name: SoakNode(name, self.folder, self.mark, devices[number % len(devices)])
+            for number, name in enumerate(names)
+        }
         self.worlds = [SoakWorldState(f"world{number + 1}", state_mb) for number in range(worlds)]
         self.torn: list[str] = []
         self.double: list[str] = []

@@ -15,7 +15,8 @@ from worldmove.soak import report
 from worldmove.soak.fleet import send
 from worldmove.soak.plan import Step
 from worldmove.soak.stage import Stage
-from worldmove.soak.usage import Usage
+from worldmove.soak.usage import DEVICE_SPARE_BYTES, Usage, device_bytes
+from worldmove.soak.world import HOST
 from worldmove.views import MigrationRequest, NodeView
 
 ENDED = ("released", "aborted", "rejected")
@@ -33,6 +34,8 @@ class Options(NamedTuple):
     worlds: int
     state_mb: int
     seed: int
+    devices: tuple[str, ...] = (HOST,)
+    only: frozenset[str] = frozenset()
 
 
 class _End(NamedTuple):
@@ -53,12 +56,13 @@ class Trial:
     def __init__(self, options: Options, screen: Screen) -> None:
         self._options = options
         self._screen = screen
-        self._stage = Stage(options.nodes, options.worlds, options.state_mb)
+        self._stage = Stage(options.nodes, options.worlds, options.state_mb, options.devices)
         self.done: list[report.Done] = []
         self.leaks: list[str] = []
         self.lost: list[str] = []
         self._blocks = 0
         self._before: dict[tuple[str, int], Usage] = {}
+        self._on_devices: dict[str, int] = {}
         self._told: set[str] = set()
 
     @property
@@ -96,6 +100,7 @@ class Trial:
         for name, view in (await self._stage.calm()).items():
             node = self._stage.nodes[name]
             self._before[name, node.life] = Usage.of(node.pid, view)
+            self._on_devices[name] = device_bytes(view)
 
     def lose(self, text: str) -> None:
         """The fleet did not come back: says so, with the ends of the nodes' logs."""
@@ -116,7 +121,7 @@ class Trial:
         names = list(stage.nodes)
         here, there = before.owner, names[(names.index(before.owner) + step.hop) % len(names)]
         self._show(f"{step.fault or 'a good move'}: {world.session} from {here} to {there}")
-        for name in filter(None, (step.lead, step.fault)):
+        for name in filter(None, (step.lead, step.beside, step.fault)):
             await order(stage.nodes[_side(name, here, there)].run_dir, arm=name)
         armed = stage.nodes[_side(step.fault, here, there)]
         life, session = armed.life, world.session
@@ -197,10 +202,14 @@ class Trial:
         key = (name, node.life)
         deadline = time.monotonic() + SETTLE_S
         while True:
-            now = Usage.of(node.pid, await node.client.node())
+            view = await node.client.node()
+            now = Usage.of(node.pid, view)
             if key not in self._before:
                 self._before[key] = now
             grown = now.grown(self._before[key])
+            # Of all lives of the node: its death leaves nothing on a device.
+            if (used := device_bytes(view)) > self._on_devices[name] + DEVICE_SPARE_BYTES:
+                grown.append(f"device bytes: {used}, before {self._on_devices[name]}")
             if not grown:
                 return
             if time.monotonic() > deadline:
@@ -208,7 +217,7 @@ class Trial:
             await asyncio.sleep(LOOK_S)
         self.leaks += [f"node {name}: {line}" for line in grown]
         self._trouble(f"node {name} has leaked: {'; '.join(grown)}")
-        self._before[key] = now
+        self._before[key], self._on_devices[name] = now, used
 
     def _trouble(self, text: str) -> None:
         number = len(self.done)

@@ -6,11 +6,16 @@ import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
+from worldmove.rings import SHAPE
 from worldmove.views import NodeView
 
 SPARE_SOCKETS = 10
 """REST connections that clients keep open for a while."""
 SPARE_FILES = 3
+KEPT_RINGS = 8
+"""Rings that a node with GPUs keeps for later moves, at most: it has none before its first one."""
+DEVICE_SPARE_BYTES = 24 << 20
+"""Device memory by which contexts of the same processes differ."""
 GROWTH_BYTES = 96 << 20
 """Private memory that a node may gain over its life: allocators keep what they once had."""
 
@@ -31,6 +36,7 @@ class Usage(NamedTuple):
     free_bytes: int
     outstanding_bytes: int
     own_bytes: int
+    on_gpus: bool = False
 
     @classmethod
     def of(cls, pid: int, view: NodeView) -> Usage:
@@ -50,18 +56,22 @@ class Usage(NamedTuple):
             lanes=len(view.lanes),
             leased=sum(lane.migration_id is not None for lane in view.lanes),
             executors=len(view.executors),
-            keeper_files=sum(link.startswith("/memfd:") for link in _links(view.keeper)),
+            keeper_files=sum(not link.startswith("socket:") for link in _links(view.keeper)),
             free_bytes=view.devices[0].free_bytes,
             outstanding_bytes=view.gate.outstanding_bytes,
             own_bytes=_own_bytes(pid),
+            on_gpus=len(view.devices) > 1,
         )
 
     def grown(self, before: Usage) -> list[str]:
         """What is there more than `before`, in words; empty if nothing is."""
         lanes = max(self.lanes - before.lanes, 0)
+        rings = KEPT_RINGS if self.on_gpus else 0
         room = {
             "sockets": SPARE_SOCKETS + 2 * lanes,
             "other_files": SPARE_FILES + 2 * lanes,
+            "memory_files": 2 * rings,
+            "mappings": 2 * rings,
             "threads": 2,
             "children": lanes,
             "lanes": 2,
@@ -70,11 +80,16 @@ class Usage(NamedTuple):
         found = [
             f"{name}: {now}, before {was}"
             for name, now, was in zip(self._fields, self, before, strict=True)
-            if name != "free_bytes" and now > was + room.get(name, 0)
+            if name not in ("free_bytes", "on_gpus") and now > was + room.get(name, 0)
         ]
-        if self.free_bytes < before.free_bytes:
+        if self.free_bytes < before.free_bytes - rings * SHAPE.slots * SHAPE.slot_bytes:
             found.append(f"free_bytes: {self.free_bytes}, before {before.free_bytes}")
         return found
+
+
+def device_bytes(view: NodeView) -> int:
+    """Memory in use on a node's GPUs, by whatever process."""
+    return sum(device.total_bytes - device.free_bytes for device in view.devices if device.kind == "cuda")
 
 
 def _links(pid: int) -> list[str]:

@@ -18,6 +18,7 @@ import xxhash
 from worldmove.manifest import Region
 
 Flat = npt.NDArray[np.uint8]
+HOST = "host"
 MB = 1_000_000
 SHARE = 16
 """A block rewrites one part in so many of each region."""
@@ -25,19 +26,24 @@ STATE = 32
 HOST_STATE_BYTES = 4 * STATE
 
 
-def regions(state_mb: int) -> tuple[Region, ...]:
+def regions(state_mb: int, device: str = HOST) -> tuple[Region, ...]:
     """Two caches of different size and type, and two regions of odd sizes."""
     half = state_mb * MB // 2
     return (
-        Region("cache.k", "uint8", (half,)),
-        Region("odd", "uint8", (1001,)),
-        Region("cache.v", "bfloat16", (half // 2 - 257,)),
-        Region("one", "uint8", (1,)),
+        Region("cache.k", "uint8", (half,), device=device),
+        Region("odd", "uint8", (1001,), device=device),
+        Region("cache.v", "bfloat16", (half // 2 - 257,), device=device),
+        Region("one", "uint8", (1,), device=device),
     )
 
 
 class SoakWorld:
     """The world, on whatever memory it is given: one flat array for each region.
+
+    Arrays of CuPy, too: then kernels write it in place, and its bytes come to the host only to be digested.
+
+    Args:
+        library: what made the arrays, NumPy or CuPy.
 
     Attributes:
         block: the last one that was generated.
@@ -45,9 +51,10 @@ class SoakWorld:
     """
 
     def __init__(
-        self, memory: Mapping[str, npt.NDArray[Any]], block: int = 0, host_state: bytes = b""
+        self, memory: Mapping[str, Any], block: int = 0, host_state: bytes = b"", library: Any = np
     ) -> None:
-        self._memory: dict[str, Flat] = {
+        self._library = library
+        self._memory: dict[str, Any] = {
             name: array.reshape(-1).view(np.uint8) for name, array in memory.items()
         }
         self.block = block
@@ -63,7 +70,7 @@ class SoakWorld:
         self.block += 1
         for name, memory in self._memory.items():
             if self.block == 1:
-                _fill(name, memory)
+                memory[:] = self._library.asarray(_noise(name, memory.size))
             length = -(-memory.size // SHARE)
             start = self.block * length % memory.size
             memory[start : start + length] += np.uint8(1 + self.block * 37 % 255)
@@ -75,9 +82,13 @@ class SoakWorld:
         """XXH3-128 of every byte of every region, by name, and of the host state."""
         state = xxhash.xxh3_128()
         for name in sorted(self._memory):
-            state.update(self._memory[name].data)
+            state.update(self._on_host(self._memory[name]).data)
         state.update(self.host_state)
         return state.hexdigest()
+
+    def _on_host(self, memory: Any) -> Flat:
+        found: Flat = memory if self._library is np else self._library.asnumpy(memory)
+        return found
 
 
 def twin(state_mb: int) -> SoakWorld:
@@ -85,6 +96,6 @@ def twin(state_mb: int) -> SoakWorld:
     return SoakWorld({region.name: np.zeros(region.nbytes, np.uint8) for region in regions(state_mb)})
 
 
-def _fill(name: str, memory: Flat) -> None:
+def _noise(name: str, size: int) -> Flat:
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-    memory[:] = np.random.default_rng(seed).integers(0, 256, memory.size, np.uint8)
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)

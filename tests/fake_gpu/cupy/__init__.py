@@ -12,7 +12,7 @@ from worldmove.kernels import runs as _runs
 from worldmove.kernels.addresses import memory_at
 from worldmove.kernels.pieces import PIECE, digest_pieces, leaves_of
 
-__all__ = ["RawModule", "asarray", "cuda", "empty", "empty_like", "ndarray", "uint8", "uint64", "zeros"]
+__all__ = ["RawModule", "asarray", "asnumpy", "cuda", "empty", "empty_like", "ndarray", "uint8", "uint64", "zeros"]
 
 uint8, uint64 = np.uint8, np.uint64
 
@@ -41,8 +41,21 @@ class ndarray:  # noqa: N801 - CuPy's name
     def shape(self):
         return self.array.shape
 
+    @property
+    def size(self):
+        return self.array.size
+
+    def reshape(self, *shape):
+        return ndarray(self.array.reshape(*shape), self)
+
+    def view(self, kind):
+        return ndarray(self.array.view(kind), self)
+
     def __getitem__(self, item):
         return self.array[item]
+
+    def __setitem__(self, item, value):
+        self.array[item] = value.array if isinstance(value, ndarray) else value
 
 
 def asarray(given):
@@ -52,6 +65,10 @@ def asarray(given):
     kind = np.dtype(face["typestr"])
     nbytes = int(np.prod(face["shape"], dtype=np.int64)) * kind.itemsize
     return ndarray(memory_at(face["data"][0], nbytes).view(kind).reshape(face["shape"]), given)
+
+
+def asnumpy(given):
+    return given.array.copy()
 
 
 def zeros(shape, dtype):
