@@ -99,6 +99,13 @@ def test_small_regions_share_a_batch() -> None:
     assert len(batch) == 4000
 
 
+def test_the_size_of_each_batch_may_be_another() -> None:
+    leaf_map = LeafMap((Region("k", "uint8", (1024 * KIB,)),))
+    wanted = iter((64 * KIB, 128 * KIB, 512 * KIB, 1024 * KIB))
+    cut = list(batches(leaf_map.spans(0, leaf_map.count), leaf_map, lambda: next(wanted)))
+    assert [sum(span.length for span in batch) // KIB for batch in cut] == [64, 128, 512, 320]
+
+
 def test_nothing_makes_no_batch() -> None:
     assert list(batches([], LeafMap(()), 5)) == []
     empty = LeafMap((Region("zero", "uint8", (0,)),))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldmove.granting.meter import EPOCH_S, Epoch, Meter
-from worldmove.granting.pace import COLD_WINDOW, FIRST_WAIT_S, LEAST_WINDOW, Pace
+from worldmove.granting.pace import COLD_WINDOW, FIRST_WAIT_S, LEAST_WINDOW, PROBE_WINDOW, Pace
 
 Line = Callable[[int, int], float]
 
@@ -123,6 +123,25 @@ def test_a_cold_gate_is_warmed_once() -> None:
     far.warm(1e9, 0.05)
     unknown.warm(1e6)
     assert (slow.window, far.window, unknown.window) == (LEAST_WINDOW, 100_000_000, COLD_WINDOW)
+
+
+def test_a_probe_finds_the_line_and_not_a_narrow_window() -> None:
+    """What it hears meanwhile teaches nothing; afterwards the window is what the probe's rate asks for."""
+    pace = Pace()
+    with pace.probed():
+        assert pace.now_allowed(calm=False)[1] == PROBE_WINDOW
+        pace.heard(Epoch(1 << 30, EPOCH_S, 1, None), crowded=False, tight=True, now=1.0)
+        with pace.probed():
+            pass
+        assert pace.window == PROBE_WINDOW
+    assert pace.window == COLD_WINDOW
+    pace.warm(1e10, 0.001)
+    assert pace.window == 200_000_000
+    with pace.probed():
+        assert pace.window == 200_000_000
+    narrow = Pace(most_bytes=LEAST_WINDOW)
+    with narrow.probed():
+        assert narrow.window == LEAST_WINDOW
 
 
 def test_idle_times_do_not_count_as_slow() -> None:

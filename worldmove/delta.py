@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from worldmove.manifest import LeafMap, Span
 
 
-def batches(spans: Iterable[Span], leaf_map: LeafMap, limit: int) -> Iterator[list[Span]]:
+def batches(
+    spans: Iterable[Span], leaf_map: LeafMap, limit: int | Callable[[], int]
+) -> Iterator[list[Span]]:
     """Groups spans into batches of about `limit` bytes; long spans are cut at leaf boundaries.
 
-    A batch exceeds `limit` only where a single leaf does.
+    A batch exceeds `limit` only where a single leaf does. A callable is asked before each batch.
     """
+    size = limit if callable(limit) else lambda: limit
     batch: list[Span] = []
-    room = limit
+    room = size()
     for span in spans:
         leaf = int(leaf_map.leaf_bytes[span.region])
         offset, left = span.offset, span.length
@@ -21,7 +24,7 @@ def batches(spans: Iterable[Span], leaf_map: LeafMap, limit: int) -> Iterator[li
             take = left if left <= room else room // leaf * leaf
             if take <= 0 and batch:
                 yield batch
-                batch, room = [], limit
+                batch, room = [], size()
                 continue
             take = min(left, max(take, leaf))
             batch.append(Span(span.region, offset, take))

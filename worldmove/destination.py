@@ -115,9 +115,10 @@ class DestinationMove(Driver):
             return
         if isinstance(event, m.Round):
             self._ready.begin(self._bound())
-            if self.hello.live:
-                self._work.spawn(warm(self.services.ledger, self.session_id))
+            self._work.spawn(warm(self.services.ledger, self.session_id))
         elif isinstance(event, m.Sealed):
+            if self.landed < self.hello.manifest.nbytes:  # it may take long, and others write meanwhile
+                self._work.spawn(warm(self.services.ledger, self.session_id))
             self._work.spawn(self._receiving().foresee(self._world(event)))
 
     def _world(self, sealed: m.Sealed) -> World:
@@ -165,7 +166,6 @@ class DestinationMove(Driver):
         await self._arrival.opened(self._path, self._bound().memory.leaf_map)
         self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed, self._arrival.read)
         await self._inbound.open(arm=not self.hello.live)
-        await warm(self.services.ledger, self.session_id)
         self.post(p.PathReady())
 
     def _on_path_lost(self, future: asyncio.Future[WorldMoveError]) -> None:

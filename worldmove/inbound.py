@@ -300,7 +300,8 @@ class Inbound:
         self._count.started = min(self._count.started, armed.began or self._count.started)
 
     async def _bring(self, spans: Sequence[Span]) -> None:
-        for batch in delta.batches(spans, self._reader.memory.leaf_map, self._path.batch_bytes):
+        # Asked for each batch: a gate finds out while bytes come how many may be under way.
+        for batch in delta.batches(spans, self._reader.memory.leaf_map, lambda: self._path.batch_bytes):
             await self._unread.acquire()
             await self._slots.acquire()
             self._tasks.spawn(self._bring_batch(batch))

@@ -5,6 +5,7 @@ The decisions are pure (`admission`, `promises`, `granting`); here they get the 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from typing import Any
@@ -127,7 +128,8 @@ class Intake:
         self.rates.note(names.OPEN, max(now - taken.began, 1e-6), now)
         if taken.supply.path is not None or (taken.path == "staged" and self.gate.busy):
             return
-        found = await probe(path, leaf_map)
+        with self.gate.pace.probed() if taken.path == "staged" else contextlib.nullcontext():
+            found = await probe(path, leaf_map)
         if found.rate is None:
             return
         now = time.monotonic()

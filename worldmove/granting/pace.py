@@ -8,6 +8,8 @@ that breaks down with several senders is a collapse (incast): their number is ha
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from worldmove.granting.meter import Epoch
@@ -29,6 +31,8 @@ NARROWEST_S = 0.01
 """No narrower than what this many seconds bring: a paused world may wait so long for what is out already."""
 LEAST_WINDOW = 1 << 20
 COLD_WINDOW = 8 << 20
+PROBE_WINDOW = 256 << 20
+"""While a path is probed that nobody uses: its rate is to be found, not that of a narrow window."""
 MOST_WINDOW = 1 << 30
 MOST_SENDERS = 64
 
@@ -61,6 +65,7 @@ class Pace:
         self.collapses = 0
         self.goodput: float | None = None
         self._cold = True
+        self._probed = False
         self._strikes = 0
         self._trial: _Trial | None = None
         self._turn = 0
@@ -83,6 +88,22 @@ class Pace:
         wanted = int(goodput * max(WINDOW_S, 2 * (delay_s or 0.0)))
         self.window = min(max(wanted, least), self._most_bytes)
 
+    @contextlib.contextmanager
+    def probed(self) -> Iterator[None]:
+        """A path is probed, and nobody else uses it: until something is known the window is wide meanwhile.
+
+        What is heard of such a time teaches nothing; `warm` is told what the probe has found.
+        """
+        if not self._cold or self._probed:
+            yield
+            return
+        narrow, self.window = self.window, min(PROBE_WINDOW, self._most_bytes)
+        self._probed = True
+        try:
+            yield
+        finally:
+            self.window, self._probed = narrow, False
+
     def heard(self, epoch: Epoch, *, crowded: bool, tight: bool, now: float) -> None:
         """Learns from an epoch.
 
@@ -92,6 +113,8 @@ class Pace:
             tight: the window held a request back.
             now: seconds of any clock that never goes back.
         """
+        if self._probed:
+            return
         self.warm(epoch.goodput)
         if self._trial is not None:
             self._judge(self._trial, epoch, now)

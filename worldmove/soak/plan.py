@@ -41,8 +41,8 @@ class Step(NamedTuple):
         path: how the bytes are to come.
         fault: name of what goes wrong; empty for a good move.
         lead: name of what has to go wrong before, so that it comes to the fault's phase; mostly empty.
-        beside: name of what goes wrong in the same moment; mostly empty.
         hold_s: how long what is stopped stands.
+        beside: name of what goes wrong in the same moment; mostly empty.
     """
 
     number: int
@@ -52,8 +52,8 @@ class Step(NamedTuple):
     path: PathChoice
     fault: str
     lead: str
-    beside: str
     hold_s: float
+    beside: str = ""
 
 
 def steps(seed: int, nodes: int, worlds: int, only: Collection[str] = ()) -> Iterator[Step]:

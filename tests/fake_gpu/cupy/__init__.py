@@ -12,7 +12,18 @@ from worldmove.kernels import runs as _runs
 from worldmove.kernels.addresses import memory_at
 from worldmove.kernels.pieces import PIECE, digest_pieces, leaves_of
 
-__all__ = ["RawModule", "asarray", "asnumpy", "cuda", "empty", "empty_like", "ndarray", "uint8", "uint64", "zeros"]
+__all__ = [
+    "RawModule",
+    "asarray",
+    "asnumpy",
+    "cuda",
+    "empty",
+    "empty_like",
+    "ndarray",
+    "uint8",
+    "uint64",
+    "zeros",
+]
 
 uint8, uint64 = np.uint8, np.uint64
 
