@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from worldmove.transport.table import LaneRegion
 __all__ = ["Lane", "LanePool", "LaneRegion", "mint_token"]
 
 Event = Callable[[str, dict[str, Any]], None]
+STARTS = 2
+"""Lanes that start at once for moves that wait for one: more would all be ready late."""
 LINGER_S = 60.0
 """How long lanes that a burst of moves left behind are kept: a start takes most of a core for a second."""
 
@@ -69,8 +72,11 @@ class LanePool:
         self._lanes: list[Lane] = []
         self._dying: set[asyncio.Task[None]] = set()
         self._starting = 0
+        self._starting_for = 0
+        self._start_s = 0.0
         self._idle: list[Lane] = []
         self._since: dict[Lane, float] = {}
+        self._waiting: deque[asyncio.Future[Lane]] = deque()
         self._thinning: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -88,6 +94,13 @@ class LanePool:
             TransportError: the device is gone, or has no IPv4 address.
         """
         return device_address(self._device) if self._device else ""
+
+    @property
+    def wait_s(self) -> float:
+        """How long one more lease would wait for its lane, in seconds, by how long the last start took."""
+        if self._idle:
+            return 0.0
+        return self._start_s * -(-(len(self._waiting) + 1) // STARTS)
 
     async def start(self) -> None:
         """Starts the spare lanes; returns when they are ready.
@@ -112,6 +125,8 @@ class LanePool:
             self._thinning.cancel()
         for task in tuple(self._tasks):
             task.cancel()
+        while (future := self._first_waiting()) is not None:
+            future.set_exception(ProcessLostError("the lanes are closed"))
         lanes = tuple(self._lanes)
         for lane in lanes:
             lane.abort()
@@ -158,21 +173,76 @@ class LanePool:
         return lane
 
     async def _free(self) -> Lane:
+        """An idle lane, or the first that another move is done with or that has started."""
         while self._idle:
             lane = self._idle.pop()
             self._since.pop(lane, None)
             if not lane.lost.done():
                 return lane
-        return await self._spawn()
+        if len(self._lanes) + len(self._waiting) - self._starting >= self._limit:
+            raise self._full()
+        future: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._start_for_waiting()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._hand(future.result())
+            raise
+
+    def _full(self) -> RejectedError:
+        return RejectedError(
+            f"all {self._limit} lanes are leased", required=1, available=0, retry_after_ms=1000
+        )
+
+    def _first_waiting(self) -> asyncio.Future[Lane] | None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                return future
+        return None
+
+    def _hand(self, lane: Lane) -> None:
+        """Gives a lane to the first move that waits for one; else it rests."""
+        future = self._first_waiting()
+        if future is not None and not lane.lost.done():
+            future.set_result(lane)
+            return
+        if future is not None:
+            self._waiting.appendleft(future)
+            self._start_for_waiting()
+            return
+        self._rest(lane)
+        self._thin()
+
+    def _start_for_waiting(self) -> None:
+        for _ in range(min(STARTS, len(self._waiting)) - self._starting_for):
+            self._starting_for += 1
+            task = asyncio.get_running_loop().create_task(self._start_one())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _start_one(self) -> None:
+        try:
+            lane = await self._spawn()
+        except WorldMoveError as error:
+            self._starting_for -= 1
+            future = self._first_waiting()
+            if future is not None:
+                future.set_exception(error)
+        else:
+            self._starting_for -= 1
+            self._hand(lane)
+        self._start_for_waiting()
 
     async def _spawn(self) -> Lane:
         if self._closed:
             raise ProcessLostError("the lanes are closed")
-        if len(self._lanes) + self._starting >= self._limit:
-            raise RejectedError(
-                f"all {self._limit} lanes are leased", required=1, available=0, retry_after_ms=1000
-            )
+        if len(self._lanes) >= self._limit:
+            raise self._full()
         self._starting += 1
+        began = asyncio.get_running_loop().time()
         try:
             lane = await self._launch()
         finally:
@@ -182,6 +252,7 @@ class LanePool:
         except BaseException:
             lane.abort()
             raise
+        self._start_s = asyncio.get_running_loop().time() - began
         self._tell("lane-started", {"pid": lane.pid, "port": lane.port})
         return lane
 
@@ -219,8 +290,7 @@ class LanePool:
         if lane.lost.done() or self._closed:
             return
         self._tell("lane-released", {"pid": lane.pid})
-        self._rest(lane)
-        self._thin()
+        self._hand(lane)
         self._top_up()
 
     def _rest(self, lane: Lane) -> None:
