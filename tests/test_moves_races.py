@@ -74,7 +74,11 @@ def test_a_commit_or_adoption_whose_reply_is_lost_late_or_repeated(
     with stage.pair() as pair:
         arm(pair, f"destination.{phase}.{how}")
         move = pair.ask()
-        assert pair.end(move).state == "released"
+        view = pair.end(move)
+        assert view.state == "released"
+        assert view.receipt is not None
+        assert view.receipt.resume_ms is not None
+        assert view.receipt.resume_ms < view.receipt.total_ms
         pair.arrived()
         assert fired(pair.at) == [f"destination.{phase}.{how}"]
         # A repetition comes while the world is somebody's already: it changes nothing.
@@ -181,5 +185,19 @@ def test_a_ledger_that_is_away_while_the_world_stands(stage: Stage) -> None:
         still(pair, move)
         fired(pair.at)
         fired(pair.to)
+        pair.unharmed()
+        pair.goes_over()
+
+
+def test_a_shutdown_that_a_ledger_which_is_away_does_not_put_off(stage: Stage) -> None:
+    """The move is left to its record; the node's next life settles it, and the world has never left."""
+    with stage.pair() as pair:
+        arm(pair, "source.finishing.ledger-down=600000", "destination.finishing.starve")
+        pair.ask()
+        until(lambda: pair.at.client.session(pair.session).state == "fenced", "the world is fenced")
+        pair.at.stop()
+        pair.at.start()
+        until(lambda: pair.at.client.session(pair.session).state == "live", "the world is live again")
+        pair.epoch = pair.at.client.session(pair.session).epoch
         pair.unharmed()
         pair.goes_over()

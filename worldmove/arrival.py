@@ -34,6 +34,9 @@ class Arrival:
         self._min_gbps = min_gbps
         self._path: Path | None = None
         self._dirtying = Dirtying(hello.manifest.nbytes)
+        self._verified_at: float | None = None
+        self._adopts_at: float | None = None
+        self._at_once = False
 
     @property
     def dirty_rate(self) -> float | None:
@@ -82,13 +85,35 @@ class Arrival:
             return None
         return f"path {name} brought {gbps:.2f} Gb/s; --min-gbps asks for {self._min_gbps:g}"
 
-    def committed(self, seconds: float) -> float:
-        """The record was written in so many seconds, which are returned."""
-        self._intake.note_time(COMMIT, seconds)
-        return seconds
+    def verified(self) -> None:
+        """Memory equals the source's: the record is written next."""
+        self._verified_at = time.monotonic()
 
-    def runs(self, seconds: float = 0.0) -> float:
-        """The world generates again, here (after so many seconds, which are returned) or there; or never."""
-        self._intake.note_time(RESUME, seconds)
+    def committed(self) -> float:
+        """The record was written; how long that took, in milliseconds."""
+        now = self._adopts_at = time.monotonic()
+        self._at_once = True
+        seconds = now - (self._verified_at or now)
+        self._intake.note_time(COMMIT, seconds)
+        return seconds * 1000
+
+    def found_committed(self) -> None:
+        """The reply to the commit was lost: the record has told of it, just now or after `committed`."""
+        self._adopts_at = self._adopts_at or time.monotonic()
+
+    def waits(self) -> None:
+        """Nobody takes the world yet: when it goes on says nothing about the next move."""
+        self._at_once = False
+
+    def adopted(self) -> float:
+        """The world generates here; how long that took since the commit was known, in milliseconds."""
+        now = time.monotonic()
+        seconds = now - (self._adopts_at or now)
+        if self._at_once:
+            self._intake.note_time(RESUME, seconds)
+        self.runs()
+        return seconds * 1000
+
+    def runs(self) -> None:
+        """The world generates again, here or there; or never."""
         self._intake.runs(self._hello.move_id)
-        return seconds

@@ -69,8 +69,6 @@ class DestinationMove(Driver):
         self._wiping: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._ready = Readiness(self._work, self.fail, services.settings.peer_timeout_ms / 1000)
-        self._verified_at = 0.0
-        self._committed_at = 0.0
 
     @property
     def session_id(self) -> str:
@@ -218,7 +216,7 @@ class DestinationMove(Driver):
         self._bound().load(sealed.block, sealed.host_states)
         if not await self._ready.reached(self._bound()):
             return
-        self._verified_at = time.monotonic()
+        self._arrival.verified()
         count = inbound.count
         verified = m.Verified(
             root=found,
@@ -247,9 +245,8 @@ class DestinationMove(Driver):
                 await self._report_standing()
                 return
             self._record = new
-        self._committed_at = time.monotonic()
-        commit_ms = self._arrival.committed(self._committed_at - self._verified_at) * 1000
-        self.post(p.RecordCommitted(committed=m.Committed(epoch=new.epoch, commit_ms=commit_ms)))
+        committed = m.Committed(epoch=new.epoch, commit_ms=self._arrival.committed())
+        self.post(p.RecordCommitted(committed=committed))
 
     def _begun(self) -> SessionRecord:
         if self._record is None:
@@ -263,6 +260,7 @@ class DestinationMove(Driver):
 
     async def _adopt_record(self, _action: p.AdoptRecord) -> None:
         """Also where the swap was written and its reply lost: then the world lives here, worker or not."""
+        self._arrival.found_committed()
         berth = self._bound()
         written = self._begun().phase == "adopted"
         if not written and not berth.attended and not self.hello.allow_unattended:
@@ -282,8 +280,7 @@ class DestinationMove(Driver):
                 return
             self._record = new
         berth.install(new, self.hello, self._arrival.dirty_rate)
-        resume_ms = self._arrival.runs(time.monotonic() - self._committed_at) * 1000
-        adopted = m.Adopted(epoch=new.epoch, resume_ms=resume_ms, endpoint=endpoint)
+        adopted = m.Adopted(epoch=new.epoch, resume_ms=self._arrival.adopted(), endpoint=endpoint)
         self.post(p.RecordAdopted(adopted=adopted))
 
     def _close_record(self, _action: p.CloseRecord) -> None:
@@ -322,6 +319,7 @@ class DestinationMove(Driver):
 
     async def _await_reclaim(self, _action: p.AwaitReclaim) -> None:
         """Nobody takes the world here: the source may take it back, else it lives on unattended."""
+        self._arrival.waits()
         deadline = time.monotonic() + 2 * self.services.settings.peer_timeout_ms / 1000
         while self.machine.state is State.RECLAIMING:
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
+from math import inf
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from worldmove.rates import Rates
 MOST_LANES = 16
 """Lanes of inbound moves at once: each is a process."""
 STALE_S = 30.0
-"""What was measured longer ago refuses nobody: the path is probed again before."""
+"""What was measured longer ago refuses nobody: one bad sample is no word for all moves of ten minutes."""
 STOP_S = 0.02
 """Beside the block that a world generates: until it has heard that it may stop, and has."""
 COLD_SETTLE_S = 0.02
@@ -235,19 +236,19 @@ class Intake:
         supply = self._supply(hello, path, now)
         book = self._books[path]
         verdict = book.judge(demand, supply, now)
-        last = self.rates.noted_at(self._path_name(path, hello.source))
-        if verdict.code == "inadmissible" and last is not None and now - last > STALE_S:
-            terms = hello.terms or m.Terms()
-            unknown = Supply(egress=terms.egress_bytes_per_s if path == "staged" else None)
-            hoped = book.judge(demand, unknown, now)
+        if verdict.code == "inadmissible":
+            recent = self._supply(hello, path, now, STALE_S)
+            hoped = book.judge(demand, recent, now)
             if hoped.admissible:
-                return msgspec.structs.replace(hoped, provisional=True), demand, unknown
+                return msgspec.structs.replace(hoped, provisional=True), demand, recent
         return verdict, demand, supply
 
-    def _supply(self, hello: m.Hello, path: str, now: float) -> Supply:
+    def _supply(self, hello: m.Hello, path: str, now: float, within_s: float = inf) -> Supply:
         measured, terms = self.rates, hello.terms or m.Terms()
-        rate = measured.rate(self._path_name(path, hello.source), now)
-        line = measured.rate(names.LINE, now) if path == "staged" else rate
+        rate = measured.rate(self._path_name(path, hello.source), now, within_s)
+        line = measured.rate(names.LINE, now, within_s) if path == "staged" else rate
+        # The source reads its state in every move: when it last did, the path was measured, too.
+        old = rate is None and within_s < inf
         if self.gate.rate is not None and path == "staged":
             line = self.gate.rate if line is None else min(line, self.gate.rate)
         blocked = self.gate.blocked_s(line) if line and path == "staged" and self._taken else 0.0
@@ -255,11 +256,11 @@ class Intake:
             path=rate,
             line=line,
             egress=terms.egress_bytes_per_s if path == "staged" else None,
-            source_digest=terms.digest_bytes_per_s,
-            destination_digest=measured.rate(_digest_name("destination", hello.manifest), now),
-            open_s=measured.usual(names.OPEN, now) or 0.0,
-            commit_s=measured.tail(names.COMMIT, now) or 0.0,
-            resume_s=measured.tail(names.RESUME, now) or 0.0,
+            source_digest=None if old else terms.digest_bytes_per_s,
+            destination_digest=measured.rate(_digest_name("destination", hello.manifest), now, within_s),
+            open_s=measured.usual(names.OPEN, now, within_s) or 0.0,
+            commit_s=measured.tail(names.COMMIT, now, within_s) or 0.0,
+            resume_s=measured.tail(names.RESUME, now, within_s) or 0.0,
             blocked_s=blocked,
         )
 

@@ -14,6 +14,7 @@ FIRST_BYTES = 256 << 10
 GROWTH = 4
 LONG_S = 0.05
 """A pull that takes this long, the faster of two, tells the rate beside a host's hiccups."""
+SHORTEST_S = 1e-9
 LEAST_BYTES = 4 << 20
 """Less than this, in less time than that, says nothing about a path: it is over before it has begun."""
 
@@ -33,6 +34,8 @@ async def probe(path: Path, leaf_map: LeafMap) -> Probe:
     The rate is that of the last piece beyond what the one before took: the round trip is not part of it.
     """
     spans = leaf_map.whole()
+    if not spans:
+        return Probe(0, 0.0, None, 0.0)
     size, before = FIRST_BYTES, (0, 0.0)
     while True:
         nbytes, seconds = min([await _pull(path, leaf_map, spans, size) for _ in range(2)])
@@ -62,4 +65,4 @@ async def _pull(path: Path, leaf_map: LeafMap, spans: list[Span], most: int) -> 
 
     start = time.monotonic()
     await asyncio.gather(*(pull(batch) for batch in pulls))
-    return nbytes, time.monotonic() - start
+    return nbytes, max(time.monotonic() - start, SHORTEST_S)

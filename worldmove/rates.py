@@ -47,25 +47,20 @@ class Window:
             raise ValidationError(f"a sample is {value}; a finite number above 0 is allowed", field="sample")
         self._samples.append((now, value))
 
-    def quantile(self, share: float, now: float) -> float | None:
+    def quantile(self, share: float, now: float, within_s: float = math.inf) -> float | None:
         """The sample below which `share` (0 to 1) of the others lie, rounded to the safe side for small ones.
 
-        `None` where there is no sample. The rank is `floor(share * count)` below one half, else
-        `ceil(share * count) - 1`.
+        `None` where there is no sample; only those of the last `within_s` seconds count. The rank is
+        `floor(share * count)` below one half, else `ceil(share * count) - 1`.
         """
         while self._samples and now - self._samples[0][0] > self._span:
             self._samples.popleft()
-        if not self._samples:
+        ordered = sorted(value for at, value in self._samples if now - at <= within_s)
+        if not ordered:
             return None
-        ordered = sorted(value for _, value in self._samples)
         count = len(ordered)
         rank = math.floor(share * count) if share < 0.5 else math.ceil(share * count) - 1
         return ordered[min(max(rank, 0), count - 1)]
-
-    @property
-    def noted_at(self) -> float | None:
-        """When the latest sample was noted."""
-        return self._samples[-1][0] if self._samples else None
 
 
 class Rates:
@@ -90,25 +85,21 @@ class Rates:
         if nbytes > 0 and seconds > 0:
             self.note(name, nbytes / seconds, now)
 
-    def rate(self, name: str, now: float) -> float | None:
-        """Bytes per second that can be counted on."""
-        window = self._windows.get(name)
-        return window.quantile(LOW, now) if window is not None else None
+    def rate(self, name: str, now: float, within_s: float = math.inf) -> float | None:
+        """Bytes per second that can be counted on, as far as was seen in the last `within_s` seconds."""
+        return self._quantile(name, LOW, now, within_s)
 
-    def tail(self, name: str, now: float) -> float | None:
+    def tail(self, name: str, now: float, within_s: float = math.inf) -> float | None:
         """Seconds that it takes at most, as far as was seen."""
-        window = self._windows.get(name)
-        return window.quantile(HIGH, now) if window is not None else None
+        return self._quantile(name, HIGH, now, within_s)
 
-    def usual(self, name: str, now: float) -> float | None:
+    def usual(self, name: str, now: float, within_s: float = math.inf) -> float | None:
         """Seconds that it takes in half of the cases: for what harms no world where it takes longer."""
-        window = self._windows.get(name)
-        return window.quantile(0.5, now) if window is not None else None
+        return self._quantile(name, 0.5, now, within_s)
 
-    def noted_at(self, name: str) -> float | None:
-        """When the latest sample was noted."""
+    def _quantile(self, name: str, share: float, now: float, within_s: float) -> float | None:
         window = self._windows.get(name)
-        return window.noted_at if window is not None else None
+        return window.quantile(share, now, within_s) if window is not None else None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from math import inf
 from urllib.parse import urlsplit
 
 from worldmove import messages as m
@@ -307,8 +308,9 @@ class SourceMove(Driver):
     def _resume_world(self, _action: p.ResumeWorld) -> None:
         if self._pause is not None:
             self._pause.resume()
-            if self._gave_up_at is not None:
-                self.services.intake.note_time(SETTLE, time.monotonic() - self._gave_up_at)
+            settled_s = time.monotonic() - (self._gave_up_at or inf)
+            if settled_s < self.hello.horizon_ms / 1000:  # longer: the ledger was away, no earlier end helps
+                self.services.intake.note_time(SETTLE, settled_s)
 
     async def _release_world(self, _action: p.ReleaseWorld) -> None:
         self.session.leave(self.destination, self.session.record.endpoint)

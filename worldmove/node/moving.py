@@ -47,6 +47,8 @@ from worldmove.source import SourceMove
 from worldmove.views import DryRun, MigrationPage, MigrationRequest, MigrationView
 
 PROGRESS_S = 0.25
+CLOSING_WAITS = 3
+"""Times the peer's: a world is taken back within one of them, or taken without a worker within two."""
 CONNECTING = 4
 """Control connections that are opened to one node at once: it answers others meanwhile."""
 
@@ -363,13 +365,12 @@ class Moves:
                 move.fail("worker-lost", f"the standby's worker {change}")
 
     async def close(self) -> None:
-        """Takes no more moves; those before their pause are rolled back, the others finish."""
+        """Takes no more moves; those before their pause are rolled back, others finish (`Roster.drained`)."""
         self._closing = True
         for move in self._roster:
             if move.machine.state not in (p.State.PAUSING, p.State.FINISHING, p.State.VERIFYING):
                 move.fail("shutting-down", "a node of the move is shutting down")
-        while len(self._roster):
-            await asyncio.wait([move.done for move in self._roster])
+        await self._roster.drained(CLOSING_WAITS * self._services.settings.peer_timeout_ms / 1000)
 
     async def abort(self) -> None:
         """Ends every driver at once; the ledger's records settle what was under way."""

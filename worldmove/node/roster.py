@@ -5,6 +5,8 @@ A move within this node has both its halves here, under one id: the source's is 
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -12,10 +14,12 @@ from worldmove.destination import DestinationMove
 from worldmove.errors import NotFoundError
 from worldmove.node.metrics import Metrics
 from worldmove.node.moveviews import of_destination, of_source
+from worldmove.protocol import State
 from worldmove.source import SourceMove
 from worldmove.views import MigrationPage, MigrationView
 
 REMEMBERED = 1000
+LOOK_S = 0.2
 
 AnyMove = SourceMove | DestinationMove
 
@@ -66,6 +70,27 @@ class Roster:
         else:
             self._running[move.move_id] = move
         move.done.add_done_callback(lambda _done: self._forget(move))
+
+    async def drained(self, patience_s: float) -> None:
+        """Returns once every move is over, which none that waits for others can put off for ever.
+
+        One that has waited for `patience_s` for the ledger's word is left to the record, as if the node had
+        died: its next incarnation goes by it. One that has waited so long for a boundary is given up.
+        """
+        since: dict[AnyMove, float] = {}
+        while moves := list(self):
+            now = time.monotonic()
+            for move in moves:
+                if not (move.waits_for_ledger or move.machine.state is State.PAUSING):
+                    since.pop(move, None)
+                elif now - since.setdefault(move, now) < patience_s:
+                    continue
+                elif move.waits_for_ledger:
+                    move.log.warning("the ledger does not answer; the move is left to its record")
+                    await move.abandon()
+                else:
+                    move.fail("shutting-down", "a node of the move is shutting down")
+            await asyncio.wait([move.done for move in moves], timeout=LOOK_S)
 
     def _forget(self, move: AnyMove) -> None:
         view = self.view(move)

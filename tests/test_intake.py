@@ -1,0 +1,83 @@
+"""What a node takes in by what was measured; samples that say nothing about other moves refuse none."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from machine_kit import HELLO
+
+from worldmove import messages as m
+from worldmove import rates as names
+from worldmove.arrival import Arrival
+from worldmove.config import Settings
+from worldmove.errors import InadmissibleError
+from worldmove.intake import STALE_S, Intake
+
+HORIZON_S = 0.25
+HELLO_LIVE = msgspec.structs.replace(
+    HELLO,
+    horizon_ms=HORIZON_S * 1000,
+    deadline_ms=10_000.0,
+    terms=m.Terms(digest_bytes_per_s=2e9, dirty_bytes_per_s=1e3, egress_bytes_per_s=None),
+)
+HOPELESS = [
+    (names.path_name("staged", HELLO.source), 1.0),
+    (names.LINE, 1.0),
+    (names.COMMIT, 4785.0),
+    (names.RESUME, 4785.0),
+    ("digest-destination-host", 1.0),
+]
+
+
+def intake() -> Intake:
+    return Intake(Settings(name="B", ledger="sqlite:///unused", run_dir=Path("unused")))
+
+
+@pytest.mark.parametrize(("name", "value"), HOPELESS)
+def test_a_bad_sample_refuses_only_while_it_is_fresh(name: str, value: float) -> None:
+    """Of the last ten minutes it is still the worst; what is newer decides, or nothing does."""
+    now, fresh, old = time.monotonic(), intake(), intake()
+    fresh.rates.note(name, value, now)
+    with pytest.raises(InadmissibleError):
+        fresh.admit(HELLO_LIVE, "staged")
+    old.rates.note(name, value, now - STALE_S - 1)
+    assert old.judge(HELLO_LIVE, "staged").provisional
+    old.rates.note(name, 0.001 if name in names.TIMES else 1e9, now)
+    verdict = old.admit(HELLO_LIVE, "staged")
+    assert verdict.provisional
+    assert verdict.required["pause_ms"] < HORIZON_S * 1000
+    old.rates.note(name, value, now)
+    with pytest.raises(InadmissibleError):
+        old.admit(HELLO_LIVE, "staged")
+
+
+def arrival(node: Intake) -> Arrival:
+    return Arrival(node, HELLO_LIVE, lambda _path, _nbytes, _seconds: None, 0.0)
+
+
+def test_the_time_of_an_adoption_is_counted_from_its_own_commit() -> None:
+    node = intake()
+    usual = arrival(node)
+    usual.verified()
+    assert 0 <= usual.committed() < 1000
+    usual.found_committed()
+    assert 0 <= usual.adopted() < 1000
+    now = time.monotonic()
+    assert (node.rates.tail(names.COMMIT, now), node.rates.tail(names.RESUME, now)) != (None, None)
+
+
+def test_an_adoption_after_a_lost_reply_or_a_wait_says_nothing_about_others() -> None:
+    node = intake()
+    lost = arrival(node)
+    lost.verified()
+    lost.found_committed()
+    assert 0 <= lost.adopted() < 1000
+    late = arrival(node)
+    late.verified()
+    late.committed()
+    late.waits()
+    assert 0 <= late.adopted() < 1000
+    assert node.rates.tail(names.RESUME, time.monotonic()) is None
