@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 from fleet_kit import Actor, Fleet, Node, Twin, assert_world, until
 from fleet_node import PATIENCE_S
 
@@ -172,38 +170,6 @@ def settles(node: Node, before: Usage) -> None:
 def gone(pid: int) -> bool:
     """Whether a process has ended and is reaped."""
     return not Path(f"/proc/{pid}").exists()
-
-
-class Pulse:
-    """Asks nodes for their health, again and again; `failures` says which time one did not answer."""
-
-    def __init__(self, *nodes: Node) -> None:
-        self.beats = 0
-        self.failures: list[str] = []
-        self._urls = [node.url for node in nodes]
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        with httpx.Client(trust_env=False, timeout=5.0) as client:
-            while True:
-                for url in self._urls:
-                    self.beats += 1
-                    try:
-                        client.get(f"{url}/v1/healthz").raise_for_status()
-                    except httpx.HTTPError as error:
-                        self.failures.append(f"{url}: {error!r}")
-                if self._over.wait(0.1):
-                    return
-
-    def __enter__(self) -> Pulse:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        assert not self.failures, f"{len(self.failures)} of {self.beats}: {self.failures[:5]}"
 
 
 class Pair:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_kit import SLOW, Arena, Pair, Pulse, Stage, resident_bytes, settles
+from fault_kit import SLOW, Arena, Pair, Stage, resident_bytes, settles
 from fleet_kit import Fleet, Node, until
+from pulse_kit import Pulse
 
 FAST = tuple(option for option in SLOW if option not in ("--gate-rate", "24Mbit"))
 MOVES = int(os.environ.get("ABORTED_MOVES", "30"))

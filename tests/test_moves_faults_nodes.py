@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fault_kit import SLOW, Arena, Pair, Pulse, Stage
+from fault_kit import SLOW, Arena, Pair, Stage
 from fleet_kit import Fleet, until
+from pulse_kit import Pulse
 
 from worldmove.errors import PeerError
 from worldmove.views import MigrationRequest

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from signal import SIGKILL, SIGSTOP, Signals
 
 import pytest
-from fault_kit import SLOW, Pair, Pulse, Stage, gone
+from fault_kit import SLOW, Pair, Stage, gone
 from fleet_kit import ActorError, Fleet, Node, until
+from pulse_kit import Pulse
 
 from worldmove.errors import NoWorkerError
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from fault_kit import Pulse, Usage, settles
+from fault_kit import Usage, settles
 from fleet_kit import Actor, ActorError, Fleet, until
+from pulse_kit import Pulse
 from refusal_kit import REGIONS, ask, problem
 
 from worldmove.manifest import Region

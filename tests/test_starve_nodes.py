@@ -11,8 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fault_kit import Pulse, Usage, settles
+from fault_kit import Usage, settles
 from fleet_kit import Actor, ActorError, Fleet, until
+from pulse_kit import Pulse
 from refusal_kit import REGIONS
 from starve_kit import PAGE, address_space, group, limited, next_descriptor
 
