@@ -57,6 +57,7 @@ bench: setup ## every figure of docs/benchmarks.md, measured on this machine
 	$(BIN)/worldmove bench boundary
 	$(BIN)/worldmove bench digest
 	$(BIN)/worldmove bench path
+	$(BIN)/worldmove bench delta
 
 # Without a wheel of atheris for this Python, hypothesis makes the inputs.
 fuzz: setup ## every decoder of foreign bytes against FUZZ_SECONDS (600) of fuzzing

@@ -15,7 +15,7 @@ from worldmove.rules.common import Facts, replace
 EPOCH = 3
 ROOT = "ab" * 32
 OTHER_ROOT = "cd" * 32
-POLICY = RoundPolicy(max_rounds=4, max_repairs=2, small_bytes=1000, horizon_ms=100.0)
+POLICY = RoundPolicy(max_rounds=4, max_repairs=2, small_bytes=1000, horizon_ms=1_000.0, block_ms=50.0)
 
 MANIFEST = Manifest(model="toy", regions=(Region("k", "uint8", (1 << 20,)),), block_ms=50.0, horizon_ms=100.0)
 HELLO = m.Hello(
@@ -63,6 +63,7 @@ EVENTS: dict[str, Any] = {
         p.RecordBegun(),
         p.PathOffered(begin=BEGIN),
         p.PreparedHere(),
+        p.LandedHere(block=12),
         p.TableDone(number=2),
         p.WorldPaused(block=12),
         p.WorldSealed(sealed=SEALED),
@@ -115,6 +116,7 @@ NEEDS: dict[Role, dict[str, dict[str, Any]]] = {
         "RecordBegun": {"recorded": False, "offered": False},
         "PathOffered": {"offered": False},
         "Landed": {"table_expected": False},
+        "LandedHere": {"table_expected": False, "round_open": False, "rounds": SHRINKING, "blocks": (3, 11)},
         "WorldSealed": {"table_expected": False},
         "Verified": {"complete": False},
     },

@@ -89,16 +89,20 @@ class SourceSide(Side):
         self.post(p.PathOffered(begin=m.Begin(lanes=(m.LaneOffer("127.0.0.1", 4001, bytes(32)),))))
 
     def _note_prepared(self, _action: p.NotePrepared) -> None:
-        self.post(p.PreparedHere())
+        self.post(p.PreparedHere(block=self.block))
+
+    def _note_landed(self, _action: p.NoteLanded) -> None:
+        self.post(p.LandedHere(block=self.block))
 
     def _read_table(self, action: p.ReadTable) -> Steps:
+        block = self.block
         for first in range(0, LEAVES, 2):
             yield "step"
             digests = b"".join(digest(value) for value in self.memory[first : first + 2])
             if not self.closed:
                 self.peer.inbox.append(m.TablePart(number=action.number, first=first, digests=digests))
         yield "step"
-        self.post(p.TableDone(number=action.number))
+        self.post(p.TableDone(number=action.number, block=block))
 
     def _pause_world(self, _action: p.PauseWorld) -> Steps:
         yield "step"

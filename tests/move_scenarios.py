@@ -60,12 +60,23 @@ def started(*, live: bool = True) -> Move:
     return move
 
 
-def live_two_rounds() -> Move:
+def live_rounds() -> Move:
     move = started()
     until(move, "destination", p.RoundComplete)
     move.source.generate(1)
     until(move, "source", p.TableDone)
     move.source.generate(2)
+    move.run()
+    return move
+
+
+def cannot_converge() -> Move:
+    """Every block rewrites everything, and that takes longer than the horizon: the world is never paused."""
+    move = started()
+    until(move, "destination", p.RoundComplete)
+    move.source.generate(0, 1, 2, 3)
+    until(move, "source", p.TableDone)
+    move.source.generate(0, 1, 2, 3)
     move.run()
     return move
 
@@ -186,7 +197,8 @@ def ledger_silent_while_settling() -> Move:
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
-        live_two_rounds,
+        live_rounds,
+        cannot_converge,
         not_live,
         rejected,
         cancelled_while_copying,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LEAVES = 4
 LEAF_BYTES = 4096
 DAMAGE, GONE = 666, 999
-POLICY = RoundPolicy(max_rounds=4, max_repairs=2, small_bytes=1000, horizon_ms=100.0)
+POLICY = RoundPolicy(max_rounds=4, max_repairs=2, small_bytes=1000, horizon_ms=100.0, block_ms=50.0)
 Fault = Literal["none", "before", "after"]
 """What becomes of a call to the ledger: it answers, it fails with nothing written, or its reply is lost."""
 Wait = Literal["step", "turn", "ledger", "time"]

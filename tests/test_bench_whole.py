@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from worldmove.bench import boundary, path
+from worldmove.bench import boundary, delta, path
 from worldmove.bench.nodes import running_nodes
 from worldmove.client import AsyncClient
 from worldmove.errors import NoMemoryError, ProcessLostError
@@ -38,6 +38,21 @@ def test_path_refuses_what_memory_cannot_hold() -> None:
     with pytest.raises(NoMemoryError) as caught:
         path.run(gb=100_000)
     assert caught.value.details["required_bytes"] > caught.value.details["available_bytes"]
+
+
+def test_delta_moves_a_world_that_generates(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "PATTERNS", ("shift+sink",))
+    assert delta.run(mb=40, repeats=1, block_ms=100.0, gate_rate="10Gbit", json=True) == 0
+    result = json.loads(capsys.readouterr().out)
+    (row,) = result["rows"]
+    fractions = [row[f"{kind}_fraction"] for kind in ("sent", "copied", "kept")]
+    assert sum(fractions) == pytest.approx(1)
+    assert row["pattern"] == "shift+sink"
+    assert 0 < row["pause_ms"] <= row["total_ms"]
+    assert row["pause_ratio_to_full"] == pytest.approx(row["pause_ms"] / row["full_pause_ms"])
+    assert (row["rounds"] >= 3, len(row["pauses_ms"])) == (True, 1)
 
 
 def test_boundary_times_single_calls(capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,6 +129,7 @@ BAD = [
     ("peer_timeout_ms", "x"),
     ("stall_ms", ""),
     ("max_rounds", "0"),
+    ("live_share", "0"),
     ("faults", "rm -rf"),
     ("gpus", "cuda:0"),
     ("log_level", "loud"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from worldmove.delta import batches
 from worldmove.gate import MIN_BATCH
 from worldmove.manifest import MAX_LEAF, LeafMap, Region, Span
+from worldmove.pacing import Duty
 from worldmove.rounds import RoundPolicy, Taken
 
 KIB = 1024
@@ -116,43 +118,130 @@ def test_a_gates_smallest_batch_holds_every_leaf() -> None:
     assert MIN_BATCH >= MAX_LEAF
 
 
-def taken(nbytes: int, ms: float) -> Taken:
-    return Taken(leaves=nbytes // 100, bytes=nbytes, ms=ms)
+def taken(nbytes: int, ms: float, blocks: int = 1) -> Taken:
+    return Taken(leaves=nbytes // 100, bytes=nbytes, ms=ms, blocks=blocks)
 
 
-POLICY = RoundPolicy(max_rounds=4, shrink=0.8, small_bytes=1000, pause_share=0.25, horizon_ms=400.0)
-HISTORIES: list[tuple[str, list[tuple[int, float]], bool]] = [
-    ("a first round that brought much is followed by another", [(10_000, 900.0)], True),
-    ("however fast it was", [(10_000, 1.0)], True),
-    ("a small remainder is paused for", [(1_000, 900.0)], False),
-    ("one byte more is not", [(1_001, 900.0)], True),
-    ("nothing at all is", [(0, 0.0)], False),
-    ("shrinking and slow: another", [(10_000, 900.0), (7_999, 101.0)], True),
-    ("no longer shrinking", [(10_000, 900.0), (8_000, 101.0)], False),
-    ("growing", [(10_000, 900.0), (12_000, 101.0)], False),
-    ("shrinking, and fits into its share of the horizon", [(10_000, 900.0), (5_000, 100.0)], False),
-    ("small at last", [(10_000, 900.0), (5_000, 300.0), (900, 200.0)], False),
-    ("the round before counts, not the first", [(90_000, 900.0), (5_000, 300.0), (4_500, 200.0)], False),
-    ("enough rounds", [(9_000, 900.0), (6_000, 500.0), (4_000, 400.0), (2_000, 300.0)], False),
+POLICY = RoundPolicy(max_rounds=4, shrink=0.8, small_bytes=1000, horizon_ms=400.0, block_ms=100.0)
+FIRST = (100_000, 1000.0, 0)
+HISTORIES: list[tuple[str, list[tuple[int, float, int]], int, bool, bool]] = [
+    # The path carries 100 bytes a millisecond: a block of 5,000 bytes takes 50 ms of the 100 of the next one.
+    ("a first round that brought much is followed by another", [FIRST], 10, True, False),
+    ("however fast it was", [(100_000, 1.0, 0)], 0, True, False),
+    ("a small remainder is paused for", [FIRST, (1_000, 900.0, 9)], 9, False, False),
+    ("nothing at all is", [(0, 0.0, 0)], 0, False, False),
+    ("five blocks went by, and half as many would", [FIRST, (50_000, 500.0, 10)], 5, True, False),
+    ("one block went by, and another one might", [FIRST, (5_000, 50.0, 1)], 1, True, False),
+    ("none went by", [FIRST, (5_000, 50.0, 1)], 0, False, False),
+    ("as dirty as fast: no round would help", [FIRST, (30_000, 300.0, 3)], 3, False, False),
+    ("a block that takes longer than the horizon", [FIRST, (50_000, 500.0, 1)], 0, False, True),
+    ("dirtier than the path is fast", [FIRST, (100_000, 1000.0, 9)], 10, False, True),
+    ("enough rounds", [FIRST, *[(9_000, 1000.0, 10)] * 3], 10, False, False),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "rounds", "more"), HISTORIES, ids=[what for what, *_ in HISTORIES])
-def test_when_live_rounds_end(what: str, rounds: list[tuple[int, float]], more: bool) -> None:
-    assert POLICY.another([taken(*one) for one in rounds]) == more, what
-
-
-@given(st.lists(st.tuples(st.integers(0, 1 << 40), st.floats(0, 1e6)), min_size=1, max_size=12))
-def test_rounds_are_bounded_and_each_one_is_worth_it(rounds: list[tuple[int, float]]) -> None:
+@pytest.mark.parametrize(
+    ("what", "rounds", "since", "more", "lost"), HISTORIES, ids=[what for what, *_ in HISTORIES]
+)
+def test_when_live_rounds_end(
+    what: str, rounds: list[tuple[int, float, int]], since: int, more: bool, lost: bool
+) -> None:
     history = [taken(*one) for one in rounds]
-    if not POLICY.another(history):
+    assert POLICY.another(history, since) == more, what
+    assert more or (POLICY.hopeless(history, since) is not None) == lost, what
+
+
+def test_what_is_hopeless_says_what_it_would_need() -> None:
+    found = POLICY.hopeless([taken(1_000_000, 1000.0, 0), taken(500_000, 500.0, 1)], 5)
+    assert found is not None
+    # Six blocks of 500,000 bytes: five that went by in the round, and one more.
+    assert (found.bytes, found.pause_ms, found.horizon_ms) == (3_000_000, 3000.0, 400.0)
+    assert found.gbps == pytest.approx(0.008)
+    assert found.needed_gbps == pytest.approx(0.06)
+    assert str(found) == (
+        "3000000 bytes would be left, a pause of 3000 ms at 0.008 Gb/s; the horizon is 400 ms, "
+        "and it would fit at 0.06 Gb/s"
+    )
+
+
+def test_never_more_than_the_whole_state_is_left() -> None:
+    policy = msgspec.structs.replace(POLICY, state_bytes=40_000, horizon_ms=500.0)
+    rounds = [taken(40_000, 400.0, 0), taken(40_000, 400.0, 1)]
+    assert not policy.another(rounds, 4)
+    assert policy.hopeless(rounds, 4) is None
+    assert msgspec.structs.replace(policy, horizon_ms=399.0).hopeless(rounds, 4) is not None
+
+
+def test_reading_alone_can_take_the_horizon() -> None:
+    slow = Taken(leaves=1, bytes=5_000, ms=900.0, wire_ms=50.0, blocks=9)
+    found = POLICY.hopeless([taken(100_000, 1000.0, 0), slow])
+    assert found is not None
+    assert found.needed_gbps is None
+    assert "reading it alone" in str(found)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1 << 40), st.floats(0, 1e6), st.integers(0, 99)), min_size=1, max_size=9
+    ),
+    st.integers(0, 1000),
+)
+def test_rounds_are_bounded_and_each_one_is_worth_it(
+    rounds: list[tuple[int, float, int]], since: int
+) -> None:
+    history = [taken(*one) for one in rounds]
+    POLICY.hopeless(history, since)
+    if not POLICY.another(history, since):
         return
     assert len(history) < POLICY.max_rounds
     assert history[-1].bytes > POLICY.small_bytes
-    if len(history) > 1:
-        assert history[-1].bytes < POLICY.shrink * history[-2].bytes
+    assert len(history) == 1 or since > 0
 
 
 def test_a_lie_about_the_time_ends_the_rounds() -> None:
     for lie in (float("nan"), float("-inf"), -1.0):
         assert not POLICY.another([taken(10_000, 900.0), taken(5_000, lie)])
+
+
+@given(
+    st.floats(0.01, 1),
+    st.lists(st.tuples(st.floats(0.0, 2.0), st.floats(0.0, 0.5)), min_size=1, max_size=30),
+    st.integers(1, 4),
+)
+def test_work_has_its_share_of_the_time_and_no_more(
+    share: float, work: list[tuple[float, float]], width: int
+) -> None:
+    """Whoever waits as long as is said: before each beginning, the busy time is within the share."""
+    duty, now, busy, began = Duty(share), 5.0, 0.0, None
+    for took, late in work:
+        while (delay := duty.delay(now)) > 1e-9:
+            now += delay
+        began = now if began is None else began
+        assert busy <= share * (now - began) + 1e-6 * (1 + busy)
+        for _ in range(width):
+            duty.begin(now)
+        now += took
+        for _ in range(width):
+            duty.end(now)
+        busy += took
+        now += late
+    assert duty.delay(now + 1000 * (1 + busy)) == 0.0
+
+
+def test_the_whole_share_never_waits() -> None:
+    duty = Duty(1.0)
+    duty.begin(1.0)
+    assert duty.delay(9.0) == 0.0
+    duty.end(9.0)
+    assert duty.delay(9.0) == 0.0
+
+
+def test_nothing_more_begins_while_some_of_it_has_had_its_share() -> None:
+    duty = Duty(0.25)
+    assert duty.delay(0.0) == 0.0
+    duty.begin(0.0)
+    assert duty.delay(0.0) == 0.0
+    assert duty.delay(1.0) == 3.0
+    duty.end(2.0)
+    assert duty.delay(2.0) == 6.0
+    assert duty.delay(8.0) == 0.0

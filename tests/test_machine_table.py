@@ -62,8 +62,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "": ({}, {}),
     "live": ({"live": True}, {}),
     "not live": ({"live": False}, {}),
-    "shrinking": ({}, {"bytes": 9_000, "ms": 80.0}),
-    "small": ({}, {"bytes": 1_000, "ms": 80.0}),
+    "blocks went by": ({"rounds": (SHRINKING[0], replace(SHRINKING[1], blocks=8))}, {"block": 13}),
+    "none went by": ({}, {"block": 11}),
+    "too many went by": ({"rounds": SHRINKING[1:] * 2}, {"block": 311}),
+    "small": ({"rounds": (SHRINKING[0], replace(SHRINKING[1], bytes=1_000))}, {"block": 90}),
     "first live": ({}, {"number": 1, "table": False}),
     "first final": ({}, {"number": 1, "final": True}),
     "final": ({}, {"final": True}),
@@ -339,11 +341,13 @@ def test_a_source_takes_what_the_destination_offers_and_counts_rounds() -> None:
     first, end = given.handle(p.PreparedHere())
     assert first == p.Send(message=m.Round(number=1, final=False, table=False))
     assert end == p.Send(message=m.TableEnd(number=1))
-    second, read = given.handle(m.Landed(number=1, leaves=20, bytes=20_000, ms=90.0))
+    assert given.handle(m.Landed(number=1, leaves=20, bytes=20_000, ms=90.0)) == (p.NoteLanded(),)
+    second, read = given.handle(p.LandedHere(block=12))
     assert second == p.Send(message=m.Round(number=2, final=False, table=True))
     assert read == p.ReadTable(number=2, final=False)
     given.handle(p.TableDone(number=2))
     given.handle(m.Landed(number=2, leaves=1, bytes=500, ms=3.0))
+    assert given.handle(p.LandedHere(block=12)) == (p.PauseWorld(),)
     final, read = given.handle(p.WorldPaused(block=12))
     assert final == p.Send(message=m.Round(number=3, final=True, table=True))
     assert read == p.ReadTable(number=3, final=True)

@@ -22,7 +22,8 @@ PATHS = sorted(FOLDER.glob("*.jsonl"))
 EVENT = msgspec.json.Decoder(reduce(lambda union, kind: union | kind, EVENT_TYPES.values()))
 
 ENDS = {
-    "live_two_rounds": ("released", "released"),
+    "live_rounds": ("released", "released"),
+    "cannot_converge": ("aborted", "aborted"),
     "not_live": ("released", "released"),
     "rejected": ("rejected", "rejected"),
     "cancelled_while_copying": ("aborted", "aborted"),
@@ -109,14 +110,15 @@ def test_what_one_side_hears_the_other_has_said(path: Path) -> None:
 def test_live_rounds_shrink_and_the_last_one_is_paused() -> None:
     rounds = [
         action["message"]
-        for line in transcript(FOLDER / "live_two_rounds.jsonl")
+        for line in transcript(FOLDER / "live_rounds.jsonl")
         for action in line.actions
         if action["t"] == "Send" and action["message"]["t"] == "Round"
     ]
     assert [(one["number"], one["final"], one["table"]) for one in rounds] == [
         (1, False, False),
         (2, False, True),
-        (3, True, True),
+        (3, False, True),
+        (4, True, True),
     ]
 
 

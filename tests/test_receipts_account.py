@@ -51,11 +51,16 @@ async def receipt(ledger: MemoryLedger, account: Account, machine: Machine) -> R
 
 
 async def test_a_good_move(ledger: MemoryLedger) -> None:
-    account, machine = played("live_two_rounds")
+    account, machine = played("live_rounds")
     found = await receipt(ledger, account, machine)
     assert (found.state, found.code, found.reason) == ("released", None, None)
     assert (found.source, found.destination, found.path, found.lanes) == ("a", "b", "staged", 1)
-    assert [(one.number, one.final) for one in found.rounds] == [(1, False), (2, False), (3, True)]
+    assert [(one.number, one.final) for one in found.rounds] == [
+        (1, False),
+        (2, False),
+        (3, False),
+        (4, True),
+    ]
     assert found.sent_bytes == sum(one.bytes for one in found.rounds)
     assert found.state_bytes == HELLO.manifest.nbytes
     assert found.epoch == EPOCH + 1

@@ -68,7 +68,7 @@ LIES = [
     b"",
     b"\1",
     b"\1\xff",
-    packed(hello(), version=2),
+    packed(hello(), version=m.VERSION + 1),
     packed(hello(move_id="other")),
     packed(hello(deadline_ms=float("nan"))),
     packed(hello(deadline_ms=1e300)),

@@ -66,7 +66,8 @@ class Settings:
     deadline_ms: float = 60_000.0
     peer_timeout_ms: float = 3_000.0
     stall_ms: float = 3_000.0
-    max_rounds: int = 4
+    max_rounds: int = 8
+    live_share: float = 1.0
     faults: str = ""
     log_level: LogLevel = "info"
     log_format: LogFormat = "json"

@@ -163,7 +163,7 @@ class DestinationMove(Driver):
         self._path.lost.add_done_callback(self._on_path_lost)
         await self._arrival.opened(self._path, self._bound().memory.leaf_map)
         self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed, self._arrival.read)
-        await self._inbound.open(arm=not self.hello.live)
+        await self._inbound.open(arm=not self.hello.live, live_share=self.services.settings.live_share)
         self.post(p.PathReady())
 
     def _on_path_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
@@ -193,22 +193,21 @@ class DestinationMove(Driver):
 
     async def _close_round(self, action: p.CloseRound) -> None:
         count = await self._receiving().close_round()
-        if (slow := self._arrival.round(count.bytes, count.ms / 1000)) is not None:
+        if (slow := self._arrival.round(count.bytes, (count.wire_ms or count.ms) / 1000)) is not None:
             self.fail("path-too-slow", slow)
-        complete = p.RoundComplete(number=action.number, leaves=count.leaves, bytes=count.bytes, ms=count.ms)
+        complete = count.complete(action.number)
         if not count.final:
             await self._arrival.turn()
         self.post(complete)
 
     async def _verify(self, action: p.Verify) -> None:
-        inbound = self._receiving()
-        await inbound.confirm(action.sealed.block)
+        inbound, sealed = self._receiving(), action.sealed
+        await inbound.confirm(sealed.block)
         damaged = inbound.damaged()
         if damaged.size:
             self.log.warning("damaged leaves", leaves=int(damaged.size), first=damaged[:8].tolist())
             self.post(p.DamageFound(leaves=int(damaged.size)))
             return
-        sealed = action.sealed
         found = await inbound.root(self._world(sealed))
         if found != sealed.root:
             self.fail("root-mismatch", "leaf tables are equal and the roots are not: the seal is damaged")
@@ -225,6 +224,7 @@ class DestinationMove(Driver):
             kept_bytes=inbound.kept_bytes,
             ms=count.ms,
             repair_bytes=inbound.repair_bytes,
+            copied_bytes=count.copied_bytes,
             damaged=inbound.damages(),
         )
         self.post(p.MemoryVerified(verified=verified))

@@ -22,8 +22,11 @@ from worldmove.digest import LeafTable, Leaves
 from worldmove.errors import WorldMoveError
 from worldmove.manifest import DIGEST_BYTES, LeafMap, Span
 from worldmove.messages import DamagedLeaf, TablePart
+from worldmove.pacing import Duty
 from worldmove.paths import LocalPath, Path
+from worldmove.protocol import RoundComplete
 from worldmove.reading import Plan, Reader
+from worldmove.rearranging import Rearranger, Tables
 from worldmove.tasks import Tasks
 
 UNREAD_PER_SLOT = 2
@@ -40,26 +43,54 @@ class World(NamedTuple):
 
 @dataclass(slots=True)
 class RoundCount:
-    """What a round took so far."""
+    """What a round took so far.
+
+    Attributes:
+        leaves, bytes: of what was asked for. copied_bytes: of what lay elsewhere here.
+        share: of the time in which bytes may come.
+        asked_at, landed_at: when the first bytes were asked for, and the last ones landed; monotonic seconds.
+    """
 
     number: int
     final: bool
     started: float
     leaves: int = 0
     bytes: int = 0
+    copied_bytes: int = 0
+    share: float = 1.0
+    asked_at: float | None = None
+    landed_at: float | None = None
 
     @property
     def ms(self) -> float:
         """Since the round began."""
         return (time.monotonic() - self.started) * 1000
 
+    @property
+    def wire_ms(self) -> float:
+        """From the first request to the last landing, had nothing waited; 0 where nothing was asked for."""
+        if self.asked_at is None or self.landed_at is None:
+            return 0.0
+        return (self.landed_at - self.asked_at) * 1000 * self.share
+
+    def complete(self, number: int) -> RoundComplete:
+        """What the machine hears of round `number`."""
+        return RoundComplete(
+            number=number,
+            leaves=self.leaves,
+            bytes=self.bytes,
+            ms=self.ms,
+            copied_bytes=self.copied_bytes,
+            wire_ms=self.wire_ms,
+        )
+
 
 class Inbound:
     """Receives one session into one memory.
 
     Errors of the work that it spawns go to `on_error`; the owner then aborts the path and calls `stop`.
-    `on_landed` is told the bytes of each batch that has landed; `on_read` the bytes of what was kept, and the
-    seconds in which they were read back in the pause.
+    `on_landed` is told the bytes of each batch that has landed; `on_read` the bytes of what was here already,
+    and the seconds in which they were read in the pause.
 
     Attributes:
         repair_bytes: what was sent again because it was damaged; no round counts it.
@@ -79,6 +110,8 @@ class Inbound:
         self._tasks = Tasks(on_error)
         self._on_landed = on_landed
         self._on_read = on_read
+        self._live_share = 1.0
+        self._duty = Duty(1.0)
         self._slots = asyncio.Semaphore(path.width)
         self._unread = asyncio.Semaphore(path.width * UNREAD_PER_SLOT)
         self._count = RoundCount(0, final=False, started=0.0)
@@ -88,8 +121,8 @@ class Inbound:
         self._asked = np.zeros(count, dtype=np.bool_)
         self._proven = np.zeros(count, dtype=np.bool_)
         self._own: LeafTable
-        self._again: LeafTable
         self._theirs: LeafTable
+        self._rearranger: Rearranger
         self._everything: Plan | None = None
         self._armed: Armed | None = None
         self._fresh = False
@@ -98,15 +131,21 @@ class Inbound:
         self._foreseen: tuple[World, str] | None = None
         self._equal = False
 
-    async def open(self, *, arm: bool = False) -> None:
+    async def open(self, *, arm: bool = False, live_share: float = 1.0) -> None:
         """Makes the tables: what lies here, what was read again in the pause, and the source's.
 
         Args:
             arm: has everything begin to come as soon as the world stands, if its devices can see that.
+            live_share: of the time, in which live rounds may bring bytes.
         """
+        self._live_share = live_share
         self._own = await self._reader.table()
-        self._again = await self._reader.table()
+        again = await self._reader.table()
         self._theirs = await self._reader.table()
+        tables = Tables(self._own, again, self._theirs)
+        self._rearranger = Rearranger(
+            self._reader, tables, self._asked, self._ask, on_read=self._on_read, spawn=self._tasks.spawn
+        )
         if self._landing is not None:
             # A world that stands waits for none of this.
             leaf_map = self._reader.memory.leaf_map
@@ -119,7 +158,9 @@ class Inbound:
 
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
-        self._count = RoundCount(number, final=final, started=time.monotonic())
+        share = 1.0 if final else self._live_share
+        self._duty = Duty(share)
+        self._count = RoundCount(number, final=final, started=time.monotonic(), share=share)
         self._digests = None
         self._foreseen = None
         self._equal = self._fresh = False
@@ -129,35 +170,24 @@ class Inbound:
         if self._armed is not None:
             self._armed.go()
             self._ask_all()
-            return
-        if final:
-            kept = self._reader.memory.leaf_map.runs(np.flatnonzero(self._own.known))
-            self._tasks.spawn(self._read_again(kept))
-        if self._own.known.any():
+        elif self._own.known.any():
             self._ask(np.flatnonzero(~self._own.known))
         else:
             self._ask_all()
-
-    async def _read_again(self, kept: Sequence[Span]) -> None:
-        start = time.monotonic()
-        await self._reader.read(self._again, kept, urgent=True)
-        self._on_read(sum(span.length for span in kept), time.monotonic() - start)
+        self._rearranger.start_round(final=final)
 
     def plan(self, part: TablePart) -> None:
-        """Takes a part of the source's table and asks for the leaves that differ.
+        """Takes a part of the source's table; plans what can be planned by it, and asks for what it has to.
 
         Raises:
-            ValidationError: the part lies outside the session's leaves.
+            ValidationError: the part lies outside the session's leaves, or was planned by already.
         """
         self._theirs.store(part.first, part.digests)
         count = len(part.digests) // DIGEST_BYTES
         self._proven[part.first : part.first + count] = False
-        if self._asked[part.first : part.first + count].all():
-            if self._fresh:
-                self._prove(part.first, count)
-            return
-        unequal = self._own.differing(self._theirs, part.first, count)
-        self._ask(unequal[~self._asked[unequal]])
+        if self._fresh and self._asked[part.first : part.first + count].all():
+            self._prove(part.first, count)
+        self._rearranger.see(part.first, count)
 
     async def close_round(self) -> RoundCount:
         """Returns when everything that was asked for has landed and was read back.
@@ -167,11 +197,11 @@ class Inbound:
         """
         if self._count.final:
             self._hashing = self._tasks.spawn(self._hash())
+        self._rearranger.finish()
         await self._tasks.join()
-        if self._count.final:
-            kept = ~self._asked & self._again.known
-            self._own.rows[kept] = self._again.rows[kept]
-            self._proven[kept] = False
+        self._rearranger.settle()
+        self._proven &= self._asked
+        self._count.copied_bytes = self._rearranger.copied_bytes
         return self._count
 
     @property
@@ -250,8 +280,9 @@ class Inbound:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the state that the last round did not have to send."""
-        return max(self._reader.memory.manifest.nbytes - self._count.bytes, 0)
+        """Bytes of the state that the last round neither sent nor copied."""
+        moved = self._count.bytes + self._count.copied_bytes
+        return max(self._reader.memory.manifest.nbytes - moved, 0)
 
     async def _hash(self) -> None:
         # Whoever needs it and doesn't find it asks again, and hears what is wrong.
@@ -266,6 +297,8 @@ class Inbound:
         if leaves.size == 0:
             return
         self._asked[leaves] = True
+        self._own.forget(leaves)
+        self._count.asked_at = self._count.asked_at or time.monotonic()
         spans = self._reader.memory.leaf_map.runs(leaves)
         self._count.leaves += int(leaves.size)
         self._count.bytes += sum(span.length for span in spans)
@@ -276,6 +309,7 @@ class Inbound:
         leaf_map = self._reader.memory.leaf_map
         self._fresh = True
         self._asked[:] = True
+        self._count.asked_at = self._count.started
         self._count.leaves += leaf_map.count
         self._count.bytes += self._reader.memory.manifest.nbytes
         plan, self._everything = self._everything, None
@@ -288,6 +322,7 @@ class Inbound:
 
     def _note_landed(self, first: int, count: int) -> None:
         leaf_map = self._reader.memory.leaf_map
+        self._count.landed_at = time.monotonic()
         self._on_landed(bytes_before(leaf_map, first + count) - bytes_before(leaf_map, first))
         self._prove(first, count)
 
@@ -298,12 +333,16 @@ class Inbound:
     async def _arrived(self, armed: Armed) -> None:
         await armed.ended()
         self._count.started = min(self._count.started, armed.began or self._count.started)
+        self._count.asked_at = self._count.started
 
     async def _bring(self, spans: Sequence[Span]) -> None:
         # Asked for each batch: a gate finds out while bytes come how many may be under way.
         for batch in delta.batches(spans, self._reader.memory.leaf_map, lambda: self._path.batch_bytes):
             await self._unread.acquire()
             await self._slots.acquire()
+            while (delay := self._duty.delay(time.monotonic())) > 0:  # noqa: ASYNC110 - only time passes
+                await asyncio.sleep(delay)
+            self._duty.begin(time.monotonic())
             self._tasks.spawn(self._bring_batch(batch))
 
     async def _bring_batch(self, batch: Sequence[Span]) -> None:
@@ -315,7 +354,9 @@ class Inbound:
                 else:
                     await self._path.pull(batch, urgent=final)
             finally:
+                self._duty.end(time.monotonic())
                 self._slots.release()
+            self._count.landed_at = time.monotonic()
             self._on_landed(sum(span.length for span in batch))
             if self._landing is None:
                 await self._reader.read(self._own, batch, urgent=final)

@@ -123,7 +123,7 @@ _RECORDED = (
     State.VERIFYING,
 )
 _LATE_AT_SOURCE = (
-    p.RecordBegun, p.PathOffered, p.PreparedHere, p.TableDone, p.WorldPaused, p.WorldSealed,
+    p.RecordBegun, p.PathOffered, p.PreparedHere, p.LandedHere, p.TableDone, p.WorldPaused, p.WorldSealed,
     m.Prepared, m.Progress, m.Landed, m.Verified, m.Committed,
 )  # fmt: skip
 _LATE_AT_DESTINATION = (
@@ -156,6 +156,7 @@ SOURCE: Table = {
     (State.COPYING, p.TableDone): source.table_live,
     **_late((State.COPYING, State.FINISHING, State.VERIFYING), (m.Progress,)),
     (State.COPYING, m.Landed): source.landed,
+    (State.COPYING, p.LandedHere): source.decide,
     (State.PAUSING, p.WorldPaused): source.paused,
     (State.FINISHING, p.TableDone): source.table_final,
     (State.FINISHING, p.WorldSealed): source.sealed,

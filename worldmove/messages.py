@@ -26,7 +26,7 @@ from worldmove.manifest import (
 )
 from worldmove.views import PathChoice
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE = 8 * 1024 * 1024
 MAX_PART_LEAVES = 32 * 1024
 MAX_LEAVES = MAX_SESSION_BYTES // MIN_LEAF
@@ -193,12 +193,18 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Landed(Message, frozen=True, kw_only=True):
-    """Destination → source: everything that a live round asked for lies in memory and was read back."""
+    """Destination → source: everything that a live round asked for lies in memory and was read back.
+
+    `copied_bytes` lay elsewhere at the destination. `wire_ms` of `ms` is from the first request to the last
+    landing, as it would be at the path's full rate.
+    """
 
     number: RoundNumber
     leaves: Count
     bytes: Count
     ms: float
+    copied_bytes: Count = 0
+    wire_ms: float = 0.0
 
 
 class Sealed(Message, frozen=True, kw_only=True):
@@ -220,7 +226,8 @@ class DamagedLeaf(msgspec.Struct, frozen=True):
 class Verified(Message, frozen=True, kw_only=True):
     """Destination → source: what lies in memory here has this root; what the final round took.
 
-    `kept_bytes` of the state were there before that round; `repair_bytes` came after it, in place of damage.
+    `kept_bytes` of the state were there before that round, and `copied_bytes` elsewhere in it; `repair_bytes`
+    came after it, in place of damage.
     """
 
     root: RootHex
@@ -229,6 +236,7 @@ class Verified(Message, frozen=True, kw_only=True):
     kept_bytes: Count
     ms: float
     repair_bytes: Count = 0
+    copied_bytes: Count = 0
     damaged: Annotated[tuple[DamagedLeaf, ...], Meta(max_length=10_000)] = ()
 
 

@@ -374,6 +374,12 @@ OPTIONS: tuple[Option, ...] = (
         "max_rounds", _integer(1, 64), "1 to 64", "Most rounds of live copying before the world is paused."
     ),
     Option(
+        "live_share",
+        _number(0.01, 1),
+        "0.01 to 1",
+        "Share of the time in which a live round may bring bytes; the rest is the generating world's alone.",
+    ),
+    Option(
         "faults",
         _faults,
         "a comma list of fault names",

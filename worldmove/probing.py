@@ -43,6 +43,8 @@ async def probe(path: Path, leaf_map: LeafMap) -> Probe:
         if nbytes < size or seconds >= LONG_S:
             break
         before, size = (nbytes, seconds), size * GROWTH
+    if not nbytes:
+        return Probe(0, seconds, None, seconds)
     whole = nbytes / seconds
     rate = more / longer if more > 0 and longer > 0 else whole
     delay_s = max(seconds - nbytes / max(rate, whole), 0.0)

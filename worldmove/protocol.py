@@ -69,13 +69,22 @@ class PathOffered(Event, frozen=True, kw_only=True):
 
 
 class PreparedHere(Event, frozen=True, kw_only=True):
-    """Source: the driver has noted that everything is prepared."""
+    """Source: the driver has noted that everything is prepared; the world has generated `block`."""
+
+    block: int = 0
+
+
+class LandedHere(Event, frozen=True, kw_only=True):
+    """Source: the driver has looked, as a live round had landed: the world has generated `block` by now."""
+
+    block: int
 
 
 class TableDone(Event, frozen=True, kw_only=True):
-    """Source: every part of the round's table has been sent."""
+    """Source: every part of the round's table was sent; `block` was generated when its reading began."""
 
     number: int
+    block: int = 0
 
 
 class WorldPaused(Event, frozen=True, kw_only=True):
@@ -111,12 +120,14 @@ class PathReady(Event, frozen=True, kw_only=True):
 
 
 class RoundComplete(Event, frozen=True, kw_only=True):
-    """Destination: all that the round asked for has landed and was read back from memory."""
+    """Destination: what the round asked for has landed and was read back; see `messages.Landed`."""
 
     number: int
     leaves: int
     bytes: int
     ms: float
+    copied_bytes: int = 0
+    wire_ms: float = 0.0
 
 
 class DamageFound(Event, frozen=True, kw_only=True):
@@ -189,6 +200,10 @@ class OfferPath(Action, frozen=True, kw_only=True):
 
 class NotePrepared(Action, frozen=True, kw_only=True):
     """Source: take the time, then go on."""
+
+
+class NoteLanded(Action, frozen=True, kw_only=True):
+    """Source: look how far the world has come since the round's table, then go on."""
 
 
 class ReadTable(Action, frozen=True, kw_only=True):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from worldmove.delta.columns import SCRATCH, Move
+from worldmove.delta.moving import LIMITS
 from worldmove.digest import LeafTable, hash_bytes, region_heads, root
 from worldmove.errors import ProcessLostError, ValidationError
 from worldmove.executor.devices import Pools
@@ -16,6 +19,7 @@ from worldmove.executor.jobs import Part
 from worldmove.executor.messages import CopyPiece, Piece
 from worldmove.executor.pool import ExecutorPool
 from worldmove.hosting.memory import Holding
+from worldmove.ipc import sealed_memfd
 from worldmove.manifest import Span
 from worldmove.tasks import each
 
@@ -67,6 +71,7 @@ class Reader:
         self._devices = sorted({HOST, *(extent.device for extent in memory.extents)})
         self._keys: dict[tuple[int, str], int] = {}
         self._tables: list[tuple[LeafTable, dict[str, int]]] = []
+        self._scratch: int | None = None
         self._heads = region_heads(memory.manifest.regions)
 
     async def open(self, *, writable: bool = True, towards: Holding | None = None) -> None:
@@ -205,6 +210,49 @@ class Reader:
             )
         await each([self._pools.of(device).copy(some, urgent=urgent) for device, some in pieces.items()])
 
+    @property
+    def copying_devices(self) -> list[str | None]:
+        """For each region the device that can copy within it, or `None`; the host's alone so far."""
+        extents = self.memory.extents
+        return [HOST if extents[place.extent].device == HOST else None for place in self.memory.places]
+
+    async def rearrange(self, moves: Sequence[Move], *, ordered: bool, urgent: bool) -> None:
+        """Moves bytes within this memory, through the scratch where a move says so.
+
+        Args:
+            moves: of one stage of a schedule; on `copying_devices`.
+            ordered: as in `ExecutorPool.copy`.
+            urgent: as in `read`.
+
+        Raises:
+            ProcessLostError: an executor ended meanwhile; the targets are undefined.
+        """
+        if any(SCRATCH in (move.source, move.target) for move in moves):
+            await self._make_scratch()
+        pieces = [
+            CopyPiece(
+                *self._spot(move.source, move.source_offset),
+                *self._spot(move.target, move.target_offset),
+                move.length,
+            )
+            for move in moves
+        ]
+        await self._pools.host.copy(pieces, urgent=urgent, ordered=ordered)
+
+    def _spot(self, region: int, offset: int) -> tuple[int, int]:
+        if region == SCRATCH and self._scratch is not None:
+            return self._scratch, offset
+        _, key, place = self.locate(region, offset)
+        return key, place
+
+    async def _make_scratch(self) -> None:
+        if self._scratch is None:
+            fd = sealed_memfd("worldmove-scratch", LIMITS.scratch_bytes)
+            try:
+                self._scratch = await self._pools.host.attach(fd, LIMITS.scratch_bytes, writable=True)
+            finally:
+                os.close(fd)  # the pool keeps a duplicate
+
     async def region_digests(self, table: LeafTable, *, urgent: bool = False) -> list[bytes]:
         """BLAKE2b-256 of every region's leaf digests, in manifest order."""
         first = self.memory.leaf_map.first
@@ -276,6 +324,9 @@ class Reader:
         """Waits until no executor touches this memory, then unmaps it there."""
         mapped = [(device, key) for (_, device), key in self._keys.items()]
         self._keys.clear()
+        if self._scratch is not None:
+            mapped.append((HOST, self._scratch))
+            self._scratch = None
         tables, self._tables = self._tables, []
         for _, keys in tables:
             mapped += keys.items()

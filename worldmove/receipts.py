@@ -121,6 +121,7 @@ class Account:
                 leaves=taken.leaves,
                 bytes=taken.bytes,
                 ms=taken.ms,
+                copied_bytes=taken.copied_bytes,
             )
             for number, taken in enumerate(facts.rounds, start=1)
         )
@@ -143,6 +144,7 @@ class Account:
             sent_bytes=sum(taken.bytes for taken in facts.rounds) + repaired,
             kept_bytes=verified.kept_bytes if verified else 0,
             repair_bytes=repaired,
+            copied_bytes=verified.copied_bytes if verified else 0,
             rounds=rounds,
             damaged=tuple(
                 Damage(region=leaf.region, leaf=leaf.leaf, attempts=leaf.attempts)

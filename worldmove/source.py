@@ -50,7 +50,12 @@ class SourceMove(Driver):
     def __init__(
         self, services: Services, session: Session, hello: m.Hello, destination: str, connect: Connect
     ) -> None:
-        policy = RoundPolicy(max_rounds=services.settings.max_rounds, horizon_ms=hello.horizon_ms)
+        policy = RoundPolicy(
+            max_rounds=services.settings.max_rounds,
+            horizon_ms=hello.horizon_ms,
+            block_ms=hello.manifest.block_ms,
+            state_bytes=hello.manifest.nbytes,
+        )
         super().__init__(services, hello.move_id, policy)
         self.session = session
         self.hello = hello
@@ -96,6 +101,7 @@ class SourceMove(Driver):
             p.BeginRecord: self._begin_record,
             p.OfferPath: self._offer_path,
             p.NotePrepared: self._note_prepared,
+            p.NoteLanded: self._note_landed,
             p.ReadTable: self._read_table,
             p.PauseWorld: self._pause_world,
             p.SealWorld: self._seal_world,
@@ -239,10 +245,13 @@ class SourceMove(Driver):
 
     def _note_prepared(self, _action: p.NotePrepared) -> None:
         self.account.prepared()
-        self.post(p.PreparedHere())
+        self.post(p.PreparedHere(block=self.session.slot.ranks.block))
+
+    def _note_landed(self, _action: p.NoteLanded) -> None:
+        self.post(p.LandedHere(block=self.session.slot.ranks.block))
 
     async def _read_table(self, action: p.ReadTable) -> None:
-        table = self._opened_table()
+        table, block = self._opened_table(), self.session.slot.ranks.block
 
         def send(first: int, count: int) -> None:
             for start in range(first, first + count, m.MAX_PART_LEAVES):
@@ -253,7 +262,7 @@ class SourceMove(Driver):
             self._armed.go()
             if await self._armed.stood_at(self._pause.block):
                 send(0, table.count)
-                self.post(p.TableDone(number=action.number))
+                self.post(p.TableDone(number=action.number, block=block))
                 return
         plan, self._plan = self._plan, None
         if plan is None:
@@ -262,7 +271,7 @@ class SourceMove(Driver):
         await self._reader.perform(plan, urgent=action.final, on_read=send)
         manifest = self.hello.manifest
         self.services.intake.note_digest("source", manifest, manifest.nbytes, time.monotonic() - start)
-        self.post(p.TableDone(number=action.number))
+        self.post(p.TableDone(number=action.number, block=block))
 
     def _opened_table(self) -> LeafTable:
         if self._table is None:

@@ -157,13 +157,17 @@ class MigrationRequest(View, frozen=True, kw_only=True):
 
 
 class RoundView(View, frozen=True, kw_only=True):
-    """One round of copying: what the destination asked for, and how long it took to land and be digested."""
+    """One round of copying: what the destination asked for, and how long it took to land and be digested.
+
+    `copied_bytes` of the state lay elsewhere in its memory, and were copied there.
+    """
 
     number: int
     final: bool
     leaves: int
     bytes: int
     ms: float
+    copied_bytes: int = 0
 
 
 class Damage(View, frozen=True, kw_only=True):
@@ -178,8 +182,8 @@ class Receipt(View, frozen=True, kw_only=True):
     """The permanent record of a move that got as far as copying or further.
 
     `sent_bytes` are those of all rounds, and the `repair_bytes` that came again in place of damaged leaves;
-    `kept_bytes` of the state were at the destination before the last round. `devices`: pairs of a GPU of the
-    source and the one to which regions of it went.
+    `kept_bytes` of the state were at the destination before the last round, and `copied_bytes` at another
+    place there. `devices`: pairs of a GPU of the source and the one to which regions of it went.
     """
 
     migration_id: str
@@ -210,6 +214,7 @@ class Receipt(View, frozen=True, kw_only=True):
     reason: str | None = None
     repair_bytes: int = 0
     devices: tuple[tuple[str, str], ...] = ()
+    copied_bytes: int = 0
 
 
 class MigrationView(View, frozen=True, kw_only=True):

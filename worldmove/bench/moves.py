@@ -85,8 +85,8 @@ class Shuttle:
         self._home = 0
         self._behind: Actor | None = None
 
-    async def move(self, path: PathChoice) -> Moved:
-        """Moves the session to the other node, not live, and returns when the move has ended.
+    async def move(self, path: PathChoice, *, live: bool = False) -> Moved:
+        """Moves the session to the other node, and returns when the move has ended.
 
         What it leaves behind becomes a standby at the beginning of the next move, or by `turn`.
 
@@ -99,7 +99,7 @@ class Shuttle:
         request = MigrationRequest(
             session_id=SESSION,
             destination=self.nodes[there].name,
-            live=False,
+            live=live,
             path=path,
             deadline_ms=120_000.0,
         )

@@ -157,6 +157,8 @@ def move(view: MigrationView) -> Table:
     if receipt is None:
         table.add_row("elapsed_ms", ms(view.elapsed_ms))
         return table
+    for name in ("kept_bytes", "copied_bytes"):
+        table.add_row(name, size(getattr(receipt, name)))
     for name in ("pause_ms", "data_ms", "commit_ms", "resume_ms", "total_ms"):
         table.add_row(name, ms(getattr(receipt, name)))
     for name in ("block", "epoch", "source_root", "destination_root", "finished_at"):
@@ -164,9 +166,9 @@ def move(view: MigrationView) -> Table:
         table.add_row(name, Text("–" if value is None else str(value)))
     for one in receipt.rounds:
         final = " (paused)" if one.final else ""
-        table.add_row(
-            f"round {one.number}{final}", f"{one.leaves} leaves, {size(one.bytes)}, {ms(one.ms)} ms"
-        )
+        copied = f", {size(one.copied_bytes)} copied" if one.copied_bytes else ""
+        took = f"{one.leaves} leaves, {size(one.bytes)}{copied}, {ms(one.ms)} ms"
+        table.add_row(f"round {one.number}{final}", took)
     for leaf in receipt.damaged:
         table.add_row("damaged", Text(f"{leaf.region}, leaf {leaf.leaf}, sent {leaf.attempts} times more"))
     return table

@@ -193,6 +193,39 @@ def bench_boundary(
     _run("worldmove.bench.boundary", json=json, calls=calls)
 
 
+@bench_app.command("delta")
+def bench_delta(
+    *,
+    mb: Annotated[
+        int | None, typer.Option(min=8, max=65536, show_default=False, help="Size of the state in MB.")
+    ] = None,
+    gate_rate: Annotated[
+        str | None, typer.Option(show_default=False, help="What a node lets in: 1Gbit, if left out.")
+    ] = None,
+    block_ms: Annotated[
+        float | None, typer.Option(min=1, max=60_000, show_default=False, help="How long a block takes.")
+    ] = None,
+    path: Annotated[
+        PathOption | None, typer.Option(show_default=False, help="staged, if left out, or local.")
+    ] = None,
+    repeats: Repeats = None,
+    json: Json = False,
+) -> None:
+    """What a generating world's move sends, and how long it pauses, against a full resend in the same run."""
+    way = None if path is None else path.value
+    if way == "auto":
+        raise typer.BadParameter("staged or local", param_hint="--path")
+    _run(
+        "worldmove.bench.delta",
+        json=json,
+        mb=mb,
+        gate_rate=gate_rate,
+        block_ms=block_ms,
+        path=way,
+        repeats=repeats,
+    )
+
+
 @bench_app.command("scale")
 def bench_scale(
     *,

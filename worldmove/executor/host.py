@@ -21,6 +21,7 @@ from worldmove.executor.messages import (
     Hash,
     Reply,
     Request,
+    Shift,
 )
 from worldmove.executor.serving import Answer, Tasks, options, prepare, run, serve
 from worldmove.ipc import close_all, map_shared
@@ -52,7 +53,7 @@ class Bench:
                 self._detach(key)
             case Digest():
                 self._digest(request)
-            case Copy(_, pieces):
+            case Copy(_, pieces) | Shift(_, pieces):
                 for piece in pieces:
                     target = self._view(piece.key, piece.offset, piece.length)
                     target[:] = self._view(piece.source_key, piece.source_offset, piece.length)

@@ -104,6 +104,13 @@ class Copy(msgspec.Struct, tag="copy", frozen=True):
     pieces: tuple[CopyPiece, ...]
 
 
+class Shift(msgspec.Struct, tag="shift", frozen=True):
+    """Copy within host memory, one piece after the other: it may read what the ones before have written."""
+
+    call: int
+    pieces: tuple[CopyPiece, ...]
+
+
 class Land(msgspec.Struct, tag="land", frozen=True):
     """Copy `pieces`, and when they are there digest `read` into the leaf table `table`."""
 
@@ -194,6 +201,18 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 
 
 Request = (
-    Attach | Detach | Digest | Prepare | Copy | Land | Armed | Release | Fill | Hash | Allocate | Measure
+    Attach
+    | Detach
+    | Digest
+    | Prepare
+    | Copy
+    | Shift
+    | Land
+    | Armed
+    | Release
+    | Fill
+    | Hash
+    | Allocate
+    | Measure
 )
 Reply = Ready | Done | Failed

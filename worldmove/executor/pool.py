@@ -17,7 +17,7 @@ from worldmove.executor.kinds import HOST, Kind
 from worldmove.executor.messages import Allocate, CopyPiece, Done, Measure, Piece, Prepare, Release, Request
 from worldmove.executor.parts import part_size
 from worldmove.executor.process import STALL_S
-from worldmove.executor.work import copy_parts, digest_parts, fill_parts, hash_parts, land_parts
+from worldmove.executor.work import copy_parts, digest_parts, fill_parts, hash_parts, land_parts, shift_parts
 from worldmove.manifest import DIGEST_BYTES
 from worldmove.shortage import shortage
 
@@ -226,22 +226,21 @@ class ExecutorPool:
         self._check_digest(table, pieces)
         return digest_parts(table, seed, pieces, self._part_size(sum(piece.length for piece in pieces)))
 
-    async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False) -> None:
-        """Copies memory.
+    async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False, ordered: bool = False) -> None:
+        """Copies memory. Within one piece of host memory, source and target may overlap.
 
-        Pieces are copied in any order, several at once: no piece may touch what another one writes. Within
-        one piece of host memory, source and target may overlap.
+        Args:
+            pieces: copied in any order, several at once: none may touch what another one writes.
+            urgent: as in `digest`.
+            ordered: host memory, one after the other: a piece may read what an earlier one has written.
 
         Raises:
             ValidationError: a piece lies outside its memory, or its target is read-only.
             ProcessLostError: an executor died meanwhile; the targets are undefined.
         """
-        for piece in pieces:
-            self._check(piece.source_key, piece.source_offset, piece.length)
-            self._check(piece.key, piece.offset, piece.length, writable=True)
+        self._check_copies(pieces)
         size = self._part_size(sum(piece.length for piece in pieces))
-        parts = copy_parts(pieces, size)
-        await self._run(parts, urgent=urgent)
+        await self._run(shift_parts(pieces) if ordered else copy_parts(pieces, size), urgent=urgent)
 
     def plan_land(
         self, copies: Sequence[CopyPiece], reads: Sequence[Piece], table: int, seed: int
@@ -258,9 +257,7 @@ class ExecutorPool:
             ValidationError: as `copy` and `digest`.
         """
         self._check_digest(table, reads)
-        for piece in copies:
-            self._check(piece.source_key, piece.source_offset, piece.length)
-            self._check(piece.key, piece.offset, piece.length, writable=True)
+        self._check_copies(copies)
         return land_parts(table, seed, copies, reads)
 
     async def prepare(self, parts: Sequence[Part]) -> None:
@@ -306,8 +303,7 @@ class ExecutorPool:
         if not 0 <= byte <= 255:
             raise ValidationError(f"byte is {byte}; 0 to 255 are allowed", field="byte")
         size = self._part_size(sum(length for _, length in wanted))
-        parts = fill_parts(key, byte, wanted, size)
-        await self._run(parts)
+        await self._run(fill_parts(key, byte, wanted, size))
 
     async def region_digests(
         self, table: int, ranges: Sequence[tuple[int, int]], *, urgent: bool = False
@@ -393,6 +389,11 @@ class ExecutorPool:
                 raise ValidationError(f"{piece} has an impossible leaf", field="pieces")
             if (piece.first_leaf + piece.leaves) * DIGEST_BYTES > room:
                 raise ValidationError(f"{piece} lies outside a table of {room} bytes", field="pieces")
+
+    def _check_copies(self, pieces: Sequence[CopyPiece]) -> None:
+        for piece in pieces:
+            self._check(piece.source_key, piece.source_offset, piece.length)
+            self._check(piece.key, piece.offset, piece.length, writable=True)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from worldmove.executor.jobs import Part
-from worldmove.executor.messages import Armed, Copy, CopyPiece, Digest, Fill, Hash, Land, Piece, Stop
+from worldmove.executor.messages import Armed, Copy, CopyPiece, Digest, Fill, Hash, Land, Piece, Shift, Stop
 from worldmove.executor.parts import MAX_PART_PIECES, split_copy, split_digest, split_fill, split_ranges
 from worldmove.manifest import DIGEST_BYTES
 
@@ -36,6 +36,14 @@ def copy_parts(pieces: Sequence[CopyPiece], size: int) -> list[Part]:
         )
         for part in split_copy(pieces, size)
     ]
+
+
+def shift_parts(pieces: Sequence[CopyPiece]) -> list[Part]:
+    """Copies that depend on their order: one part, which one executor does."""
+    if not pieces:
+        return []
+    keys = frozenset(key for piece in pieces for key in (piece.key, piece.source_key))
+    return [Part(partial(Shift, pieces=tuple(pieces)), keys, sum(piece.length for piece in pieces))]
 
 
 def land_parts(table: int, seed: int, copies: Sequence[CopyPiece], reads: Sequence[Piece]) -> list[Part]:

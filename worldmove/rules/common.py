@@ -30,6 +30,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         offered: the way to the bytes was told.
         round: number of the latest round.
         rounds: what each round took that has ended.
+        blocks: source: the last block when each round's table was begun, or the round where it has none.
         round_open: not everything that the round asked for has been read back.
         table_expected: parts of the round's table may still come.
         closing: nothing more will be asked for in the round.
@@ -51,6 +52,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     offered: bool = False
     round: int = 0
     rounds: tuple[Taken, ...] = ()
+    blocks: tuple[int, ...] = ()
     round_open: bool = False
     table_expected: bool = False
     closing: bool = False

@@ -78,7 +78,14 @@ def table_end(state: State) -> Rule:
 def landed(facts: Facts, event: p.RoundComplete) -> Step:
     """A live round lies in memory."""
     facts = _closed(facts, event)
-    landed = m.Landed(number=event.number, leaves=event.leaves, bytes=event.bytes, ms=event.ms)
+    landed = m.Landed(
+        number=event.number,
+        leaves=event.leaves,
+        bytes=event.bytes,
+        ms=event.ms,
+        copied_bytes=event.copied_bytes,
+        wire_ms=event.wire_ms,
+    )
     return Step(State.COPYING, facts, (p.Send(message=landed),))
 
 
@@ -89,7 +96,7 @@ def complete(facts: Facts, event: p.RoundComplete) -> Step:
 
 def _closed(facts: Facts, event: p.RoundComplete) -> Facts:
     require(event.number == facts.round and facts.closing, f"round {event.number} is not closing")
-    taken = Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms)
+    taken = Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms, copied_bytes=event.copied_bytes)
     return replace(facts, rounds=(*facts.rounds, taken), round_open=False, closing=False)
 
 

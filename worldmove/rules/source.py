@@ -6,7 +6,7 @@ from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.protocol import Action, State
 from worldmove.rounds import Taken
-from worldmove.rules.common import Facts, Step, note_reason, replace, require
+from worldmove.rules.common import Facts, Step, give_up, note_reason, replace, require
 
 
 def _begin_round(facts: Facts, *, final: bool, table: bool) -> tuple[Facts, tuple[Action, ...]]:
@@ -58,11 +58,11 @@ def prepared(facts: Facts, _event: m.Prepared) -> Step:
     return Step(State.PREPARED, facts, (p.NotePrepared(),))
 
 
-def go(facts: Facts, _event: p.PreparedHere) -> Step:
+def go(facts: Facts, event: p.PreparedHere) -> Step:
     """A live move copies first; the others pause at once."""
     if not facts.live:
         return Step(State.PAUSING, facts, (p.PauseWorld(),))
-    facts, actions = _begin_round(facts, final=False, table=False)
+    facts, actions = _begin_round(replace(facts, blocks=(event.block,)), final=False, table=False)
     return Step(State.COPYING, facts, actions)
 
 
@@ -72,14 +72,32 @@ def table_live(facts: Facts, event: p.TableDone) -> Step:
 
 
 def landed(facts: Facts, event: m.Landed) -> Step:
-    """One more live round, or the pause, as the policy says."""
+    """What comes next depends on how many blocks have gone by."""
     require(event.number == facts.round and facts.round_open, f"round {event.number} is not open")
     require(not facts.table_expected, f"round {event.number} landed before its table was sent")
-    rounds = (*facts.rounds, Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms))
-    facts = replace(facts, rounds=rounds, round_open=False)
-    if facts.policy.another(rounds):
+    blocks = facts.blocks[-1] - facts.blocks[-2] if len(facts.blocks) > 1 else 0
+    taken = Taken(
+        leaves=event.leaves,
+        bytes=event.bytes,
+        ms=event.ms,
+        copied_bytes=event.copied_bytes,
+        wire_ms=event.wire_ms,
+        blocks=max(blocks, 0),
+    )
+    facts = replace(facts, rounds=(*facts.rounds, taken), round_open=False)
+    return Step(State.COPYING, facts, (p.NoteLanded(),))
+
+
+def decide(facts: Facts, event: p.LandedHere) -> Step:
+    """One more live round, or the pause, or the end of a move that would not fit, as the policy says."""
+    require(len(facts.rounds) == facts.round and not facts.round_open, "no round has landed")
+    since = max(event.block - facts.blocks[-1], 0) if facts.blocks else 0
+    if facts.policy.another(facts.rounds, since):
         facts, actions = _begin_round(facts, final=False, table=True)
         return Step(State.COPYING, facts, actions)
+    hopeless = facts.policy.hopeless(facts.rounds, since)
+    if hopeless is not None:
+        return give_up(facts, p.Failed(code="not-converging", message=str(hopeless)))
     return Step(State.PAUSING, facts, (p.PauseWorld(),))
 
 
@@ -98,7 +116,7 @@ def table_final(facts: Facts, event: p.TableDone) -> Step:
 def _table_sent(facts: Facts, event: p.TableDone) -> Facts:
     require(event.number == facts.round, f"round {event.number} is not the open round {facts.round}")
     require(facts.table_expected, f"round {event.number} has sent its table")
-    return replace(facts, table_expected=False)
+    return replace(facts, table_expected=False, blocks=(*facts.blocks, event.block))
 
 
 def sealed(facts: Facts, event: p.WorldSealed) -> Step:
@@ -112,7 +130,7 @@ def verified(facts: Facts, event: m.Verified) -> Step:
     sealed = facts.sealed
     require(not facts.complete, "verified twice")
     require(sealed is not None and event.root == sealed.root, "the destination verified another root")
-    taken = Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms)
+    taken = Taken(leaves=event.leaves, bytes=event.bytes, ms=event.ms, copied_bytes=event.copied_bytes)
     facts = replace(facts, rounds=(*facts.rounds, taken), round_open=False, complete=True)
     return Step(State.VERIFYING, facts)
 

@@ -1,0 +1,5 @@
+"""What to send, and what lies at the destination already: plans from two leaf tables. Pure NumPy, no I/O."""
+
+from worldmove.delta.cutting import batches
+
+__all__ = ["batches"]

@@ -1,0 +1,86 @@
+"""The leaves of one manifest as columns: whose they are, how long, and which may take each other's bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from worldmove.manifest import LeafMap, Region
+
+Longs = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+def steps_of(regions: Sequence[Region]) -> list[int]:
+    """How many leaves each region shifts by; 0 where it has no stride, or one that leaves don't divide."""
+    strides = [(region.stride_bytes or 0, region.leaf_bytes) for region in regions]
+    return [0 if stride % leaf else stride // leaf for stride, leaf in strides]
+
+
+class Geometry:
+    """Columns over all leaves, in their order.
+
+    Args:
+        leaf_map: of the manifest.
+        steps: for each region its stride in leaves (`steps_of`).
+        devices: for each region, where its copies are made; `None`: nothing is copied there or from there.
+
+    Attributes:
+        count: leaves.
+        owner: int64[count], the region.
+        length: int64[count], bytes.
+        offset: int64[count], where it begins in its region.
+        group: int64[count]; leaves of one group have one length and one device. -1: it is never copied.
+        step: int64[count], the leaves of its region's stride; 0 where there is none that leaves divide.
+        stretches: (first, stop, step) of the leaves of neighbouring regions with one step.
+    """
+
+    def __init__(self, leaf_map: LeafMap, steps: Sequence[int], devices: Sequence[str | None]) -> None:
+        self.count = leaf_map.count
+        leaves = np.diff(leaf_map.first)
+        self.owner = np.repeat(np.arange(len(steps), dtype=np.int64), leaves)
+        self.first = leaf_map.first
+        size = leaf_map.leaf_bytes[self.owner]
+        self.offset = (np.arange(self.count, dtype=np.int64) - leaf_map.first[self.owner]) * size
+        self.length = np.minimum(leaf_map.nbytes[self.owner] - self.offset, size)
+        self.step = np.array(steps, dtype=np.int64)[self.owner]
+        self.group = self._groups(devices)
+        edges = np.concatenate([[0], np.flatnonzero(np.diff(self.step)) + 1, [self.count]]).tolist()
+        self.stretches = [
+            (first, stop, int(self.step[first])) for first, stop in itertools.pairwise(edges) if first < stop
+        ]
+
+    def _groups(self, devices: Sequence[str | None]) -> Longs:
+        names = {name: number for number, name in enumerate(sorted({d for d in devices if d is not None}))}
+        number = np.array([names.get(device or "", -1) for device in devices], dtype=np.int64)
+        if not self.count:
+            return np.zeros(0, dtype=np.int64)
+        device = number[self.owner]
+        # A leaf has at most 2**18 bytes, so this tells all pairs apart.
+        return np.where(device < 0, -1, (device << 20) | self.length)
+
+    def shifted(self, leaves: Longs, strides: int) -> tuple[Longs, Flags]:
+        """The leaves so many strides further on, and whether they are another one of the same region."""
+        distance = strides * self.step[leaves]
+        there = leaves + distance
+        inside = (distance != 0) & (there >= 0) & (there < self.count)
+        there = np.where(inside, there, 0)
+        return there, inside & (self.owner[there] == self.owner[leaves])
+
+    @property
+    def nowhere(self) -> bool:
+        """Whether nothing can be copied at all."""
+        return not bool((self.group >= 0).any())
+
+    def whole_regions(self, leaves: Flags) -> Flags:
+        """Of these leaves those whose region has no other."""
+        before = np.concatenate([[0], np.cumsum(leaves)])
+        whole = np.diff(before[self.first]) == np.diff(self.first)
+        return np.repeat(whole, np.diff(self.first))
+
+    def bytes_of(self, leaves: Longs) -> int:
+        """Bytes of the given leaves together."""
+        return int(self.length[leaves].sum())

@@ -1,0 +1,179 @@
+"""Leaves that are at the destination already: kept where they are, or copied to where they belong.
+
+In the last round they are read again: a leaf counts as there only when it was read, in the pause, where it
+lies then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from worldmove import delta
+from worldmove.delta.choosing import Chooser
+from worldmove.delta.geometry import Flags, Geometry, Longs, steps_of
+from worldmove.delta.plan import DeltaPlan
+from worldmove.digest import LeafTable
+from worldmove.errors import ValidationError
+from worldmove.reading import Reader
+
+READ_BYTES = 16 << 20
+"""What is read again goes to the executors in pieces of this size: leaves that land are read in between."""
+
+
+class Tables(NamedTuple):
+    """What lies here, what was read again in the pause, and the source's."""
+
+    own: LeafTable
+    again: LeafTable
+    theirs: LeafTable
+
+
+class Rearranger:
+    """Makes what is here already what the source's table says, as far as that goes without any bytes.
+
+    Args:
+        reader: of the memory.
+        tables: whose `own` and `again` this keeps in step with it.
+        asked: bool, by leaf, what is sent in this round: kept by the owner.
+        ask: asks for leaves to be sent; called as soon as nobody needs their old content.
+        on_read: told the bytes of what was read again, and the seconds that it took.
+        spawn: runs work that the owner waits for.
+
+    Attributes:
+        copied: bool, by leaf: what was copied in this round. copied_bytes: how much of it.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        tables: Tables,
+        asked: Flags,
+        ask: Callable[[Longs], None],
+        *,
+        on_read: Callable[[int, float], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        memory = reader.memory
+        steps = steps_of(memory.manifest.regions)
+        self._geometry = Geometry(memory.leaf_map, steps, reader.copying_devices)
+        self._chooser = Chooser(self._geometry, tables.own, tables.theirs)
+        self._reader = reader
+        self._tables = tables
+        self._asked = asked
+        self._ask = ask
+        self._on_read = on_read
+        self._spawn = spawn
+        self._final = False
+        self._moving = 0
+        self._complete = False
+        self._turn = asyncio.Lock()  # there is one scratch
+        self._planned = np.zeros(self._geometry.count, dtype=np.bool_)
+        self._reread = np.zeros(self._geometry.count, dtype=np.bool_)
+        self.copied = np.zeros(self._geometry.count, dtype=np.bool_)
+        self.copied_bytes = 0
+
+    def start_round(self, *, final: bool) -> None:
+        """Begins a round; a last one reads what is here again, unless it expects that to be moved."""
+        self._final = final
+        self._complete = False
+        self._moving = 0
+        moving = bool(self.copied.any())
+        for flags in (self._planned, self._reread, self.copied):
+            flags[:] = False
+        self.copied_bytes = 0
+        self._chooser.begin()
+        if final and not moving:
+            self._read_again()
+
+    def see(self, first: int, count: int) -> None:
+        """Some leaves of the source's table have come: plans what can be planned by now.
+
+        Raises:
+            ValidationError: it was planned by what they were before.
+        """
+        if self._planned[first : first + count].any():
+            raise ValidationError("a part of a table that was complete", field="first")
+        if self._asked.all():
+            return
+        if not self._asked[first : first + count].all():
+            self._ask(self._chooser.see(first, count, self._asked))
+        self._plan(self._chooser.ready() & ~self._planned)
+
+    def finish(self) -> None:
+        """Nothing more comes of the table."""
+        self._plan(~self._planned)
+        self._complete = True
+        self._read_moved()
+
+    def settle(self) -> None:
+        """All work of the round has ended; what was not read when it had to be counts as unknown."""
+        if self._planned.any():
+            self._chooser.end(copied=int(self.copied.sum()), sent=int(self._asked.sum()))
+        if not self._final:
+            self._chooser.prepare()
+            return
+        own, again = self._tables.own, self._tables.again
+        kept = ~(self._asked | self.copied)
+        own.rows[kept] = again.rows[kept]
+        own.known[kept] = again.known[kept]
+
+    def _plan(self, leaves: Flags) -> None:
+        """Plans these leaves, apart from all others: what is copied, and what is asked for."""
+        if not (leaves & ~self._asked).any():
+            return
+        self._planned |= leaves
+        made = self._chooser.plan(self._asked | ~leaves)
+        self.copied[made.targets] = True
+        self.copied_bytes += self._geometry.bytes_of(made.targets)
+        own = self._tables.own
+        moved = own.rows[made.origins]
+        # Whatever ends this in the middle: no row says of memory what isn't so.
+        own.forget(made.targets)
+        self._ask(made.asks(0))
+        if made.schedule.count:
+            self._moving += 1
+            self._spawn(self._carry_out(made, moved))
+
+    async def _carry_out(self, made: DeltaPlan, moved: npt.NDArray[np.uint64]) -> None:
+        """Moves leaves about, and asks for others as soon as their old content is needed no more.
+
+        The rows of a live round are those that the leaves had at their old places: it is only planned by
+        them.
+        """
+        own, schedule = self._tables.own, made.schedule
+        async with self._turn:
+            for stage in range(schedule.count):
+                ordered = schedule.ordered(stage)
+                await self._reader.rearrange(schedule.moves(stage), ordered=ordered, urgent=self._final)
+                if not self._final:
+                    done = np.searchsorted(made.targets, schedule.writes(stage))
+                    own.rows[made.targets[done]] = moved[done]
+                    own.known[made.targets[done]] = True
+                self._ask(made.asks(stage + 1))
+        self._moving -= 1
+        self._read_moved()
+
+    def _read_moved(self) -> None:
+        """Reads what is here, once nothing moves any more: what is to land waits for the moves."""
+        if self._final and self._complete and not self._moving:
+            self._spawn(self._read(self._tables.own, np.flatnonzero(self.copied)))
+            self._read_again()
+
+    def _read_again(self) -> None:
+        """Reads what is kept and was not read in this round, beside what still arrives."""
+        left = self._tables.own.known & ~(self._reread | self._asked | self.copied)
+        self._reread |= left
+        self._spawn(self._read(self._tables.again, np.flatnonzero(left)))
+
+    async def _read(self, table: LeafTable, leaves: Longs) -> None:
+        leaf_map = self._reader.memory.leaf_map
+        for batch in delta.batches(leaf_map.runs(leaves), leaf_map, READ_BYTES):
+            start = time.monotonic()
+            await self._reader.read(table, batch, urgent=True)
+            self._on_read(sum(span.length for span in batch), time.monotonic() - start)
