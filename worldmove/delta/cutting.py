@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from worldmove.manifest import LeafMap, Span
 
 
-def batches(
-    spans: Iterable[Span], leaf_map: LeafMap, limit: int | Callable[[], int]
-) -> Iterator[list[Span]]:
+def batches(spans: Iterable[Span], leaf_map: LeafMap, limit: int | Callable[[], int]) -> Iterator[list[Span]]:
     """Groups spans into batches of about `limit` bytes; long spans are cut at leaf boundaries.
 
     A batch exceeds `limit` only where a single leaf does. A callable is asked before each batch.
