@@ -20,7 +20,8 @@ from memory_kit import ended, holders, open_descriptors, pattern
 from worldmove.errors import FencedError, NotFoundError, ProcessLostError, ValidationError
 from worldmove.ipc import HEADER, MAGIC, close_all
 from worldmove.memory.arena import create_arena
-from worldmove.memory.keeping import Keeper
+from worldmove.memory.keeper import GRACE_S
+from worldmove.memory.keeping import LISTENING, Keeper
 
 CLIENT = Path(__file__).with_name("memory_client.py")
 PIPE = asyncio.subprocess.PIPE
@@ -44,6 +45,11 @@ async def keeper(path: Path) -> AsyncIterator[Keeper]:
 def mode(path: Path) -> int | None:
     """Permissions of a file, if it is there."""
     return stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+
+
+def inode(path: Path) -> int:
+    """Which socket lies there."""
+    return path.stat().st_ino
 
 
 def arena(contents: bytes, name: str = "test-kept") -> int:
@@ -167,6 +173,18 @@ async def test_it_holds_on_while_nobody_is_connected(path: Path) -> None:
     await second.drop("k")
     await second.close()
     await ended(second.pid)
+
+
+async def test_it_waits_longer_for_its_first_client(path: Path) -> None:
+    """Whoever has started it on a busy machine finds it, and need not start another one."""
+    starter = await asyncio.create_subprocess_exec(sys.executable, "-m", "worldmove.memory.keeper", str(path))
+    assert await starter.wait() == LISTENING
+    listening = inode(path)
+    await asyncio.sleep(2 * GRACE_S)
+    keeper = await Keeper.start(path)
+    assert inode(path) == listening
+    await keeper.close()
+    await ended(keeper.pid)
 
 
 async def test_a_keeper_that_nobody_can_reach_ends(run_dir: Path) -> None:

@@ -32,6 +32,8 @@ from worldmove.memory.limits import free_descriptors, raise_descriptor_limit
 
 GRACE_S = 1.0
 """How long an empty keeper waits for the next connection."""
+FIRST_GRACE_S = 10.0
+"""How long for the first one: whoever has started it may have much to do."""
 
 RESERVE = 300
 """Descriptors for one message (253), connections and this process: a truncated message would be lost."""
@@ -94,6 +96,7 @@ class _Service:
         self._holding = _Holding()
         self._clients: set[asyncio.Task[None]] = set()
         self._reachable = True
+        self._grace_s = FIRST_GRACE_S
         self._grace: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._acceptor = Acceptor(listener, self._welcome)
@@ -112,6 +115,7 @@ class _Service:
             os.close(watch)
 
     def _welcome(self, sock: socket.socket) -> None:
+        self._grace_s = GRACE_S
         task = self._loop.create_task(self._serve(Channel(sock, Request)))
         self._clients.add(task)
         task.add_done_callback(self._left)
@@ -134,7 +138,7 @@ class _Service:
             self._grace.cancel()
             self._grace = None
         if not self._clients and not (self._reachable and (self._holding or self._stay)):
-            self._grace = self._loop.call_later(GRACE_S, self._end)
+            self._grace = self._loop.call_later(self._grace_s, self._end)
 
     def _end(self) -> None:
         with _starting(self._path):
