@@ -68,7 +68,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def offer(stage: Stage, every_s: float, seconds: float, terms: Terms, seed: int) -> list[Outcome]:
-    """Asks for a move every `every_s` seconds on average, with exponential gaps, from sender after sender.
+    """Asks for a move every `every_s` seconds, more or less by half, from sender after sender.
 
     Raises:
         WorldMoveError: a node failed; a rejection is an outcome.
@@ -77,11 +77,11 @@ async def offer(stage: Stage, every_s: float, seconds: float, terms: Terms, seed
     began = time.monotonic()
     senders = itertools.cycle(stage.senders)
     work: list[asyncio.Task[Outcome]] = []
-    due = draw.expovariate(1 / every_s)
+    due = 0.0
     while due < seconds:
         await asyncio.sleep(max(0.0, began + due - time.monotonic()))
         found = _ready(stage, [next(senders) for _ in stage.senders])
-        due += draw.expovariate(1 / every_s)
+        due += every_s * draw.uniform(0.5, 1.5)
         if found is not None:
             work.append(asyncio.create_task(_move(stage, *found, terms, began)))
     done, late = await asyncio.wait(work, timeout=DRAIN_S) if work else (set(), set())
