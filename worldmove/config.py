@@ -22,6 +22,7 @@ from worldmove.options import (
     ENV_PREFIX,
     OPTIONS,
     SOCKET_NAME,
+    GateChoice,
     HttpAddress,
     LogFormat,
     LogLevel,
@@ -54,6 +55,7 @@ class Settings:
     move_rate: float = 50.0
     gate_rate: float | None = None
     gate_outstanding: int | None = None
+    gate: GateChoice = "on"
     gate_senders: int = 64
     egress_rate: float | None = None
     min_gbps: float = 0.0

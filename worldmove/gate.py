@@ -102,6 +102,7 @@ class Gate:
         senders: how many may answer at once at most.
         patience_s: how long a grant may stay out, beside ten times what its bytes should take.
         on_epoch: told what was measured, and when.
+        open_to_all: as many senders and bytes at once as the bounds allow, whatever comes of it.
 
     Raises:
         ConfigError: one of them is not above 0, or the rate is no number.
@@ -116,6 +117,7 @@ class Gate:
         senders: int = MOST_SENDERS,
         patience_s: float = inf,
         on_epoch: Callable[[Epoch, float], None] | None = None,
+        open_to_all: bool = False,
     ) -> None:
         if rate_bytes_per_s is not None and not 0 < rate_bytes_per_s < inf:
             raise ConfigError(f"the gate's rate must be above 0, not {rate_bytes_per_s}", option="gate_rate")
@@ -127,7 +129,7 @@ class Gate:
             if value is not None and value <= 0:
                 raise ConfigError(f"the gate's {name} must be above 0, not {value}", option=name)
         self._bucket = Bucket(rate_bytes_per_s, burst_bytes)
-        self.pace = Pace(senders, outstanding_bytes or MOST_WINDOW)
+        self.pace = Pace(senders, outstanding_bytes or MOST_WINDOW, still=open_to_all)
         self._policy = Policy(self._bucket, self.pace, on_epoch)
         self._patience = patience_s
         self._passes: dict[Member, Pass] = {}

@@ -21,6 +21,7 @@ MAX_SOCKET_PATH = 107
 SOCKET_NAME = "node.sock"
 
 PathChoice = Literal["auto", "local", "staged"]
+GateChoice = Literal["on", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 
@@ -291,6 +292,12 @@ OPTIONS: tuple[Option, ...] = (
         _number(0, 1_000_000),
         "requests a second, 0 to 1000000",
         "How many moves one client (role and address) may ask for. 0: no limit.",
+    ),
+    Option(
+        "gate",
+        _one_of(get_args(GateChoice)),
+        "on or off",
+        "off: all who ask are granted at once, and no move is turned away: to measure what it prevents.",
     ),
     Option(
         "gate_rate",

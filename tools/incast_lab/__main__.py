@@ -5,7 +5,8 @@
 
 Makes hosts in network namespaces of its own, runs real nodes in them over UCX, and leaves nothing behind,
 even when it is killed. It needs root (or user namespaces), iproute2 and ethtool. Prints a table; DIR gets
-incast_lab.json and incast_lab.png.
+incast_lab.json, which `worldmove simulate --compare` reads. First every load is offered, then worlds of 1, 4
+and all senders move at once, with the gate on and off.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ def main() -> int:
     """Runs the laboratory; 0 if no move that was taken on was late."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--senders", type=int, default=12)
-    parser.add_argument("--rate-mbit", type=float, default=1000.0)
+    parser.add_argument("--rate-mbit", type=float, default=100.0)
     parser.add_argument("--limit-kib", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--state-kib", type=int, default=2048)
+    parser.add_argument("--deadline-ms", type=float, default=3000.0)
     parser.add_argument("--loads", default="0.5,1,1.4,2,3,4")
     parser.add_argument("--out", type=Path, default=Path.cwd())
     options = parser.parse_args()
@@ -39,6 +42,9 @@ def main() -> int:
         limit_bytes=options.limit_kib * 1024,
         seconds=options.seconds,
         loads=tuple(float(load) for load in options.loads.split(",")),
+        fan_in=tuple(sorted({1, min(4, options.senders), options.senders})),
+        deadline_ms=options.deadline_ms,
+        state_bytes=options.state_kib * 1024,
     )
     words = [msgspec.json.encode(plan).decode(), "--out", str(options.out)]
     try:

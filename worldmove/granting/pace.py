@@ -50,6 +50,7 @@ class Pace:
     Args:
         most_senders: never more at once.
         most_bytes: never a larger window.
+        still: always as many senders and bytes as that, whatever comes of it.
 
     Attributes:
         senders: answer at once at most.
@@ -57,14 +58,17 @@ class Pace:
         collapses: breakdowns of goodput that were met by fewer senders.
     """
 
-    def __init__(self, most_senders: int = MOST_SENDERS, most_bytes: int = MOST_WINDOW) -> None:
+    def __init__(
+        self, most_senders: int = MOST_SENDERS, most_bytes: int = MOST_WINDOW, *, still: bool = False
+    ) -> None:
+        self._still = still
         self._most_senders = most_senders
         self._most_bytes = most_bytes
-        self.senders = 1
-        self.window = min(COLD_WINDOW, most_bytes)
+        self.senders = most_senders if still else 1
+        self.window = most_bytes if still else min(COLD_WINDOW, most_bytes)
         self.collapses = 0
         self.goodput: float | None = None
-        self._cold = True
+        self._cold = not still
         self._probed = False
         self._strikes = 0
         self._trial: _Trial | None = None
@@ -114,6 +118,8 @@ class Pace:
             now: seconds of any clock that never goes back.
         """
         if self._probed:
+            return
+        if self._still:
             return
         self.warm(epoch.goodput)
         if self._trial is not None:

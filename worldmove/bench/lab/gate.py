@@ -13,11 +13,13 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import uvloop
 
 from worldmove.bench.lab import enclosure, hosts
+from worldmove.bench.lab.fan_in import FanIn, fan_in
 from worldmove.bench.lab.load import Outcome, Row, Terms, offer, summary
 from worldmove.bench.lab.stage import RECEIVER, Stage, staged
 from worldmove.bench.report import Line, at_least, show
@@ -34,17 +36,20 @@ WARM_UP_BURST = 12
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a run.
 
-    `horizon_ms` and `deadline_ms` are what every move asks for; `standbys` bounds how many are under way.
+    `horizon_ms` and `deadline_ms` are what every move asks for; `standbys` bounds how many are under way. For
+    each number in `fan_in`, worlds of so many senders move at once, with the gate on and off.
     """
 
     senders: int = 4
-    rate_bits_per_s: int = 100_000_000
+    rate_bits_per_s: int = 50_000_000
     limit_bytes: int = 64 * 1024
     state_bytes: int = 2 << 20
+    fan_in: tuple[int, ...] = ()
+    fan_in_bytes: int = 4 << 20
     worlds: int = 8
     standbys: int = 24
     horizon_ms: float = 1000.0
-    deadline_ms: float = 4000.0
+    deadline_ms: float = 3000.0
     loads: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     seconds: float = 5.0
     seed: int = 7
@@ -58,13 +63,14 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     alone_mbit_per_s: float
     start_s: float
     rows: tuple[Row, ...]
+    fan_in: tuple[FanIn, ...] = ()
 
 
 def run(
     *,
     senders: int = 4,
     seconds: float = 5.0,
-    rate_mbit: float = 100.0,
+    rate_mbit: float = 50.0,
     loads: Sequence[float] = Plan().loads,
     json: bool = False,
 ) -> int:
@@ -105,7 +111,20 @@ async def measure(plan: Plan) -> GateResult:
         await warm_up(stage)
         alone = await alone_rate(stage)
         rows = [await _row(stage, plan, load, alone) for load in plan.loads]
-    return GateResult(plan=plan, alone_mbit_per_s=alone * 8 / 1e6, start_s=start_s, rows=tuple(rows))
+    counts = list(plan.fan_in)
+    crowds = [
+        each
+        for gate in ("on", "off")
+        if counts
+        for each in await fan_in(made, plan.fan_in_bytes, counts, gate)
+    ]
+    return GateResult(
+        plan=plan,
+        alone_mbit_per_s=alone * 8 / 1e6,
+        start_s=start_s,
+        rows=tuple(rows),
+        fan_in=tuple(crowds),
+    )
 
 
 async def warm_up(stage: Stage) -> None:
@@ -179,8 +198,15 @@ def main(arguments: Sequence[str]) -> int:
         )
         bar = at_least(row.goodput_ratio, GOODPUT_BAR) if row.offered_load >= 1 else ""
         lines.append(Line(f"load {row.offered_load:g}", shown, bar))
+    for crowd in result.fan_in:
+        shown = f"{crowd.goodput_mbit_per_s:.0f} Mb/s, {crowd.goodput_ratio:.2f} of one, {crowd.moved} moved"
+        bar = at_least(crowd.goodput_ratio, GOODPUT_BAR) if crowd.gate == "on" else ""
+        lines.append(Line(f"{crowd.senders} at once, gate {crowd.gate}", shown, bar))
     title = f"{plan.senders} senders into one port of {plan.rate_bits_per_s / 1e6:.0f} Mb/s"
     show(title, result, lines, json="--json" in arguments)
+    if "--out" in arguments:
+        folder = Path(arguments[arguments.index("--out") + 1])
+        (folder / "incast_lab.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
     return 0 if not any(row.missed for row in result.rows) else 1
 
 
