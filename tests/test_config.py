@@ -110,6 +110,7 @@ BAD = [
     ("gate_rate", "0Gbit"),
     ("gate_outstanding", "0MB"),
     ("gate_outstanding", "4Mbit"),
+    ("gate", "maybe"),
     ("gate_senders", "0"),
     ("gate_senders", "65"),
     ("egress_rate", "10GB"),

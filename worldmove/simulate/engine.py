@@ -36,7 +36,9 @@ class Run:
         mean = sum(self._sizes) / len(self._sizes)
         self.every_s = mean / (load * line * scenario.receivers)
         self._env = simpy.Environment()
+        # Apart, so that the same moves are asked for whatever becomes of them.
         self._draw = random.Random(scenario.seed)  # noqa: S311 - a simulation, no secret
+        self._scatter = random.Random(scenario.seed + 1)  # noqa: S311
         self._receivers: dict[int, Receiver] = {}
 
     @property
@@ -81,7 +83,7 @@ class Run:
     def _takes(self, ms: float) -> simpy.Event:
         """A step that takes so long, more or less."""
         spread = self._scenario.costs.spread
-        return self._env.timeout(ms / 1000 * (1 + self._draw.uniform(-spread, spread)))
+        return self._env.timeout(ms / 1000 * (1 + self._scatter.uniform(-spread, spread)))
 
     def _move(self, ask: Ask) -> Steps:
         env, moves = self._env, self._scenario.moves
@@ -99,7 +101,7 @@ class Run:
             if not verdict.admissible:
                 self.ended.append(Ended(ask, verdict.code))
                 return
-        until_boundary = self._draw.random() * demand.block_s
+        until_boundary = self._scatter.random() * demand.block_s
         moving = Moving(
             ask, demand, receiver, self._scenario, takes=self._takes, until_boundary_s=until_boundary
         )
