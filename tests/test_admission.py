@@ -280,6 +280,11 @@ def test_what_a_world_dirties_shows_in_the_second_round_and_later() -> None:
         rounds.begins(began)
         rounds.took(nbytes)
     assert rounds.rate == 30.0
+    fast = Dirtying(1000, block_s=2.0)
+    for began in (0.0, 0.5, 1.0):
+        fast.begins(began)
+        fast.took(100)
+    assert fast.rate == 50.0, "one block's worth, however soon it was asked for"
     whole = Dirtying(1000)
     for began in (0.0, 1.0, 2.0):
         whole.begins(began)

@@ -33,7 +33,7 @@ class Arrival:
         self._note_rate = note_rate
         self._min_gbps = min_gbps
         self._path: Path | None = None
-        self._dirtying = Dirtying(hello.manifest.nbytes)
+        self._dirtying = Dirtying(hello.manifest.nbytes, hello.manifest.block_ms / 1000)
         self._verified_at: float | None = None
         self._adopts_at: float | None = None
         self._at_once = False

@@ -12,10 +12,13 @@ class Dirtying:
 
     Args:
         state_bytes: of the session.
+        block_s: what one block takes. Rounds may follow one another faster than that: what one block has made
+            counts over the whole of it, as a rate that is too high would refuse the session's next moves.
     """
 
-    def __init__(self, state_bytes: int) -> None:
+    def __init__(self, state_bytes: int, block_s: float = 0.0) -> None:
         self._state = state_bytes
+        self._block = block_s
         self._began: list[float] = []
         self.rate: float | None = None
 
@@ -27,6 +30,6 @@ class Dirtying:
         """The latest round has asked for so many bytes. The fastest one counts; the first says nothing."""
         if len(self._began) < 2 or not 0 < nbytes < SATURATED * self._state:
             return
-        seconds = self._began[-1] - self._began[-2]
+        seconds = max(self._began[-1] - self._began[-2], self._block)
         if seconds > 0:
             self.rate = max(self.rate or 0.0, nbytes / seconds)

@@ -47,7 +47,7 @@ class Account:
         self._committed: m.Committed | None = None
         self._adopted: m.Adopted | None = None
         self._pause_ms: float | None = None
-        self._dirtying = Dirtying(hello.manifest.nbytes)
+        self._dirtying = Dirtying(hello.manifest.nbytes, hello.manifest.block_ms / 1000)
 
     @property
     def dirty_rate(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from worldmove.hosting.ranks import Change
 from worldmove.hosting.slots import Slot
 from worldmove.ledger.records import SessionRecord
 from worldmove.page.messages import Ended, Moved
+from worldmove.rates import SPAN_S
 from worldmove.views import SessionEvent, SessionState, SessionView
 
 MAX_FEEDS = 20_000
@@ -26,15 +28,24 @@ class Session:
         slot: memory and ranks.
         record: the ledger's record, as this node last saw it.
         move: the driver of the move away from here, while there is one.
-        dirty_rate: bytes to send per second of generating, as its last moves have shown; `None`: unknown.
     """
 
     def __init__(self, slot: Slot, record: SessionRecord, book: SessionBook) -> None:
         self.slot = slot
         self.record = record
         self.move: Any = None
-        self.dirty_rate: float | None = None
         self._book = book
+        self._dirty_rate: float | None = None
+        self._dirtied_at = 0.0
+
+    @property
+    def dirty_rate(self) -> float | None:
+        """Bytes to send per second of generating, as the last ten minutes' moves show; `None`: unknown."""
+        return self._dirty_rate if time.monotonic() - self._dirtied_at <= SPAN_S else None
+
+    @dirty_rate.setter
+    def dirty_rate(self, rate: float | None) -> None:
+        self._dirty_rate, self._dirtied_at = rate, time.monotonic()
 
     @property
     def id(self) -> str:
