@@ -10,12 +10,10 @@ import simpy
 from worldmove.admission import Demand, pause_of
 from worldmove.granting.pauses import Need
 from worldmove.simulate.lines import Steps
-from worldmove.simulate.receiver import Receiver
+from worldmove.simulate.receiver import PARTS, Receiver
 from worldmove.simulate.scenario import Scenario
 
 MOST_ROUNDS = 16
-PARTS = 4
-"""In how many parts the last bytes are sent, after each of which others may be told to stop."""
 
 
 class Ask(NamedTuple):
@@ -163,9 +161,10 @@ class Moving:
         began = env.now
         expected = pause_of(self._demand, receiver.supply(), self._left)
         yield self._takes(1000 * expected.source_s)
-        for part in range(PARTS):
-            yield from self._carry(self._left / PARTS)
-            receiver.progress(self._name, expected.work_s - expected.send_s * (part + 1) / PARTS)
+        parts = PARTS if receiver.pauses.waiting else 1
+        for part in range(parts):
+            yield from self._carry(self._left / parts)
+            receiver.progress(self._name, expected.work_s - expected.send_s * (part + 1) / parts)
         yield self._takes(1000 * expected.destination_s)
         yield self._takes(costs.commit_ms + costs.resume_ms)
         self._pause_s = env.now - began
