@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -57,6 +58,7 @@ class Intake:
 
     Args:
         settings: of the node.
+        lane_wait: tells how many seconds pass until there are so many lanes.
 
     Attributes:
         gate: grants their bytes.
@@ -64,7 +66,7 @@ class Intake:
         rejected: how many were not taken on, by code.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, lane_wait: Callable[[int], float] = lambda _lanes: 0.0) -> None:
         rate = settings.gate_rate
         self.rates = Rates()
         self.gate = Gate(
@@ -76,6 +78,7 @@ class Intake:
             on_epoch=self._on_epoch,
             open_to_all=settings.gate == "off",
         )
+        self._lanes_each, self._lane_wait = settings.lanes, lane_wait
         self._open_to_all = settings.gate == "off"
         self.rejected: Counter[str] = Counter()
         self._most_moves = max(MOST_LANES // settings.lanes, 1)
@@ -247,6 +250,13 @@ class Intake:
                 return msgspec.structs.replace(hoped, provisional=True), demand, recent
         return verdict, demand, supply
 
+    def _open_s(self, path: str, usual: float) -> float:
+        """Until a path is open. Where lanes have to be started first, the source starts as many before."""
+        if path != "staged":
+            return usual
+        crowd = sum(one.path == "staged" for one in self._taken.values()) + 1
+        return max(usual, 2 * self._lane_wait(crowd * self._lanes_each))
+
     def _supply(self, hello: m.Hello, path: str, now: float, within_s: float = inf) -> Supply:
         measured, terms = self.rates, hello.terms or m.Terms()
         rate = measured.rate(self._path_name(path, hello.source), now, within_s)
@@ -262,7 +272,7 @@ class Intake:
             egress=terms.egress_bytes_per_s if path == "staged" else None,
             source_digest=None if old else terms.digest_bytes_per_s,
             destination_digest=measured.rate(_digest_name("destination", hello.manifest), now, within_s),
-            open_s=measured.usual(names.OPEN, now, within_s) or 0.0,
+            open_s=self._open_s(path, measured.usual(names.OPEN, now, within_s) or 0.0),
             commit_s=measured.tail(names.COMMIT, now, within_s) or 0.0,
             resume_s=measured.tail(names.RESUME, now, within_s) or 0.0,
             blocked_s=blocked,

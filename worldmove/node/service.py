@@ -87,7 +87,7 @@ class Node:
         self._boot_id = boot_id()
         self._liveness = Liveness(LEASE_S)
         self._rates: dict[str, float] = {}
-        self._intake = Intake(settings)
+        self._intake = Intake(settings, self._lane_wait)
         self._tasks = Tasks(self._on_task_error)
         self._lease = Lease()
         self._heap = Heap()
@@ -174,6 +174,9 @@ class Node:
     async def fenced(self) -> None:
         """Returns when a later incarnation has claimed this node's name: nothing is left but to `abort`."""
         await self._lease.lost.wait()
+
+    def _lane_wait(self, count: int) -> float:
+        return self._lanes.wait_s(count)
 
     def _compose(self, ledger: Ledger, host: Host, tenure: Tenure) -> None:
         services = Services(

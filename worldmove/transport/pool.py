@@ -95,12 +95,10 @@ class LanePool:
         """
         return device_address(self._device) if self._device else ""
 
-    @property
-    def wait_s(self) -> float:
-        """How long one more lease would wait for its lane, in seconds, by how long the last start took."""
-        if self._idle:
-            return 0.0
-        return self._start_s * -(-(len(self._waiting) + 1) // STARTS)
+    def wait_s(self, count: int) -> float:
+        """Until there are so many lanes, in seconds, by how long the last start took."""
+        missing = max(count - len(self._lanes), 0)
+        return self._start_s * -(-missing // STARTS)
 
     async def start(self) -> None:
         """Starts the spare lanes; returns when they are ready.

@@ -205,9 +205,18 @@ def main(arguments: Sequence[str]) -> int:
     title = f"{plan.senders} senders into one port of {plan.rate_bits_per_s / 1e6:.0f} Mb/s"
     show(title, result, lines, json="--json" in arguments)
     if "--out" in arguments:
-        folder = Path(arguments[arguments.index("--out") + 1])
-        (folder / "incast_lab.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+        _write(result, Path(arguments[arguments.index("--out") + 1]))
     return 0 if not any(row.missed for row in result.rows) else 1
+
+
+def _write(result: GateResult, folder: Path) -> None:
+    (folder / "incast_lab.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    try:
+        from worldmove.bench.lab.plot import draw  # noqa: PLC0415 - matplotlib is wanted for this alone
+    except ImportError:
+        sys.stderr.write("no picture: pip install 'worldmove[plot]'\n")
+        return
+    draw(result, folder / "incast_lab.png")
 
 
 if __name__ == "__main__":
