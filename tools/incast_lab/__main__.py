@@ -4,9 +4,9 @@
                             [--loads 0.5,1,2,4] [--out DIR]
 
 Makes hosts in network namespaces of its own, runs real nodes in them over UCX, and leaves nothing behind,
-even when it is killed. It needs root (or user namespaces), iproute2 and ethtool. Prints a table; DIR gets incast_lab.json,
-which `worldmove simulate --compare` reads, and incast_lab.png. First every load is offered, then worlds of 1, 4
-and all senders move at once, with the gate on and off.
+even when it is killed. It needs root (or user namespaces), iproute2 and ethtool. Prints a table; DIR gets
+incast_lab.json, which `worldmove simulate --compare` reads, and incast_lab.png. First every load is offered,
+then worlds of 1, 4 and all senders move at once, with the gate on and off.
 """
 
 from __future__ import annotations

@@ -87,7 +87,6 @@ class Node:
         self._boot_id = boot_id()
         self._liveness = Liveness(LEASE_S)
         self._rates: dict[str, float] = {}
-        self._intake = Intake(settings, self._lane_wait)
         self._tasks = Tasks(self._on_task_error)
         self._lease = Lease()
         self._heap = Heap()
@@ -104,6 +103,7 @@ class Node:
             faults=settings.faults,
             on_event=self._on_process_event,
         )
+        self._intake = Intake(settings, self._lanes.wait_s)
         self._faults = Equipment.of(settings, keeper=lambda: self._keepers.pid)
         self._keepers = Keepers(settings.run_dir / KEEPER_SOCKET)
         self._ledger: Ledger | None = None
@@ -174,9 +174,6 @@ class Node:
     async def fenced(self) -> None:
         """Returns when a later incarnation has claimed this node's name: nothing is left but to `abort`."""
         await self._lease.lost.wait()
-
-    def _lane_wait(self, count: int) -> float:
-        return self._lanes.wait_s(count)
 
     def _compose(self, ledger: Ledger, host: Host, tenure: Tenure) -> None:
         services = Services(
