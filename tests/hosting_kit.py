@@ -21,7 +21,7 @@ from worldmove.ipc import Channel, close_all, map_shared
 from worldmove.manifest import Manifest, Region
 from worldmove.memory.arena import MemoryBudget
 from worldmove.page.messages import Message, NodeMessage
-from worldmove.sdk.world import Ticket, write_ticket
+from worldmove.sdk.tickets import Ticket, write_ticket
 from worldmove.views import SessionSpec
 from worldmove.views import Ticket as TicketView
 

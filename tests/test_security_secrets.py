@@ -26,8 +26,8 @@ from worldmove.client import Client
 from worldmove.descriptors import Fetch
 from worldmove.errors import PeerError, SessionMoved, UnauthorizedError
 from worldmove.page.messages import Hello, Rejoin
-from worldmove.sdk.world import Ticket as WorkerTicket
-from worldmove.sdk.world import write_ticket
+from worldmove.sdk.tickets import Ticket as WorkerTicket
+from worldmove.sdk.tickets import write_ticket
 from worldmove.views import MigrationRequest, NodeView, Ticket
 from worldmove.worker import Worker, World
 

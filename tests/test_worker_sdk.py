@@ -29,7 +29,7 @@ from worldmove.errors import (
     ValidationError,
 )
 from worldmove.manifest import RAW_DTYPES, Region
-from worldmove.sdk.world import Ticket, write_ticket
+from worldmove.sdk.tickets import Ticket, write_ticket
 from worldmove.worker import SessionEndedError, Worker, World
 
 REGIONS = [

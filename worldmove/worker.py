@@ -37,7 +37,8 @@ from worldmove.sdk.link import Link
 from worldmove.sdk.memory import as_region
 from worldmove.sdk.own import own_region, own_regions
 from worldmove.sdk.rest import NodeApi, session_path, standby_path
-from worldmove.sdk.world import HostState, Standby, Ticket, World, map_rank, read_ticket, write_ticket
+from worldmove.sdk.tickets import Ticket, read_ticket, write_ticket
+from worldmove.sdk.world import HostState, Standby, World, map_rank
 from worldmove.views import Registration
 
 __all__ = [

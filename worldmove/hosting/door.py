@@ -15,6 +15,7 @@ import structlog
 from worldmove.errors import (
     ConfigError,
     DeadlineError,
+    NotFoundError,
     ProtocolError,
     TransportError,
     UnauthorizedError,
@@ -30,9 +31,11 @@ from worldmove.page.messages import (
     Adopted,
     Answer,
     Bye,
+    Ended,
     Handback,
     Hello,
     Memory,
+    Moved,
     Paused,
     Ping,
     Pong,
@@ -71,6 +74,9 @@ class Desk(Protocol):
 
     async def enter(self, first: Hello | Rejoin) -> Entry:
         """Accepts a rank, or raises a `WorldMoveError`. The entry's descriptors are the caller's to close."""
+
+    async def farewell(self, first: Rejoin) -> Moved | Ended | None:
+        """What became of the session of a rank whose slot is not here, if that is known."""
 
     async def hand_back(self, first: Handback, fds: Sequence[int]) -> None:
         """Returns when the rank's session is a slot here, or raises; the descriptors stay the caller's."""
@@ -186,12 +192,16 @@ class _Visit:
         if self._channel.peer_credentials()[1] != os.geteuid():
             await self._refuse(UnauthorizedError("only processes of the node's user are let in"))
             return None
-        entry: Entry | None = None
+        first: Hello | Rejoin | Handback | None = None
+        fds: list[int] = []
         try:
-            entry = await self._desk.enter(await self._introduced())
+            first, fds = await self._first()
+            entry = await self._desk.enter(await self._introduced(first, fds))
         except WorldMoveError as error:
-            await self._refuse(error)
+            await self._turn_away(first, error)
             return None
+        finally:
+            close_all(fds)
         try:
             await self._channel.send(entry.welcome, [entry.page_fd])
             for start in range(0, len(entry.fds), FDS_PER_MESSAGE):
@@ -217,16 +227,12 @@ class _Visit:
             raise ProtocolError(f"protocol {message.protocol} is not spoken here, {PROTOCOL} is")
         return message, []
 
-    async def _introduced(self) -> Hello | Rejoin:
-        """The first message; of a rank that is handed back, once its session is here again."""
-        first, fds = await self._first()
+    async def _introduced(self, first: Hello | Rejoin | Handback, fds: list[int]) -> Hello | Rejoin:
+        """Who comes; of a rank that is handed back, once its session is here again."""
         if not isinstance(first, Handback):
             return first
-        try:
-            await self._fetch(fds, 1 + len(first.sizes))
-            await self._while_there(self._desk.hand_back(first, fds))
-        finally:
-            close_all(fds)
+        await self._fetch(fds, 1 + len(first.sizes))
+        await self._while_there(self._desk.hand_back(first, fds))
         return first.rejoin
 
     async def _fetch(self, fds: list[int], count: int) -> None:
@@ -257,6 +263,17 @@ class _Visit:
             hearing.cancel()
             await asyncio.wait({working, hearing})
         working.result()
+
+    async def _turn_away(self, first: Hello | Rejoin | Handback | None, error: WorldMoveError) -> None:
+        """Refuses; a rank whose world went elsewhere, or is over, hears that instead."""
+        rank = first.rejoin if isinstance(first, Handback) else first
+        if isinstance(error, NotFoundError) and isinstance(rank, Rejoin):
+            answer = await self._desk.farewell(rank)
+            if answer is not None:
+                with contextlib.suppress(TransportError):
+                    await self._channel.send(answer)
+                return
+        await self._refuse(error)
 
     async def _refuse(self, error: WorldMoveError) -> None:
         with contextlib.suppress(TransportError):

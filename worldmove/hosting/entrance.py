@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 from collections.abc import Mapping
 
@@ -57,8 +56,7 @@ class Entrance:
         slot = self._slots.get(first.slot)
         if slot is None:
             raise NotFoundError("the session or standby is not on this node")
-        known = slot.secrets[first.rank] if 0 <= first.rank < len(slot.secrets) else ""
-        if not known or not hmac.compare_digest(known.encode(), first.secret.encode()):
+        if not slot.knows(first.rank, first.secret):
             raise UnauthorizedError("the secret is not this rank's")
         return slot
 

@@ -27,7 +27,7 @@ from worldmove.hosting.slots import Slot, SlotRecord, check_sealed
 from worldmove.ipc import close_all
 from worldmove.manifest import REGION_ALIGN, Extent, Manifest, Place, Region, validate
 from worldmove.page.control import HEADER_BYTES, MAX_BLOCK, ControlPage, open_own
-from worldmove.page.messages import Handback
+from worldmove.page.messages import Ended, Handback, Moved, Rejoin
 
 KEY_CHARS = 16
 SECRET_CHARS = 32, 64
@@ -53,10 +53,18 @@ class Part(NamedTuple):
 
 
 class Warrant(NamedTuple):
-    """What the node adds: `check` raises unless this node owns the session; `settle` goes on with a slot."""
+    """What the node adds.
+
+    Attributes:
+        check: raises unless this node owns the session, at no later epoch than that given.
+        settle: goes on with a slot.
+        whereabouts: what a rank is to be told of its session, given its epoch and that of the slot of the
+            same session that is here, if any; `None` if the ledger does not say that it is over here.
+    """
 
     check: Callable[[str, int], Awaitable[None]]
     settle: Callable[[Slot], None]
+    whereabouts: Callable[[str, int, int | None], Awaitable[Moved | Ended | None]]
 
 
 class _Gathering:
@@ -133,6 +141,18 @@ class Returns:
             await self._gather(Part(first, (page, *fds[1:]), epoch, incarnation), warrant)
         finally:
             close_all([page])
+
+    async def farewell(self, rank: Rejoin, held: int | None) -> Moved | Ended | None:
+        """What a rank hears whose slot is not here.
+
+        Args:
+            rank: what it says of itself. It can't prove it: whoever is let in at the door may know.
+            held: epoch of the slot of the same session that is here.
+        """
+        warrant = self.warrant
+        if warrant is None or rank.session_id is None:
+            return None
+        return await warrant.whereabouts(rank.session_id, rank.epoch, held)
 
     async def _gather(self, part: Part, warrant: Warrant) -> None:
         name = part.first.session_id

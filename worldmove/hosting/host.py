@@ -346,6 +346,11 @@ class Host:
         self._check_away(first)
         await self.returns.take_in(first, fds)
 
+    async def farewell(self, first: Rejoin) -> Moved | Ended | None:
+        """See `worldmove.hosting.door.Desk`."""
+        held = self.sessions.get(first.session_id or "")
+        return await self.returns.farewell(first, held.ranks.page.epoch if held else None)
+
     def _check_away(self, first: Handback) -> None:
         name, key = first.session_id, first.rejoin.slot
         if name in self.sessions or name in self._opening or key in self._slots:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import hmac
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
@@ -170,6 +171,11 @@ class Slot:
         """A standby whose workers are all there and owe no sign of life, promised to nobody."""
         free = self.session_id is None and self.bound is None
         return free and self.ranks.state == "live" and not self.ranks.roll.silent
+
+    def knows(self, rank: int, secret: str) -> bool:
+        """Whether `secret` is that of a rank's welcome."""
+        known = self.secrets[rank] if 0 <= rank < len(self.secrets) else ""
+        return bool(known) and hmac.compare_digest(known.encode(), secret.encode())
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[Holding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path as FilePath
 
 import structlog
@@ -31,7 +32,12 @@ log = structlog.get_logger(__name__)
 
 
 class Admission:
-    """Finds berths for sessions that come."""
+    """Finds berths for sessions that come.
+
+    Args:
+        settings, boot_id, host, book, devices, intake: of the node.
+        gone: waits, so many seconds at most, until a former stay of a session here is over.
+    """
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class Admission:
         *,
         devices: Devices,
         intake: Intake,
+        gone: Callable[[str, float], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._intake = intake
@@ -49,6 +56,7 @@ class Admission:
         self._host = host
         self._book = book
         self._devices = devices
+        self._gone = gone
 
     def check(self, hello: m.Hello) -> str:
         """Whether the session could come now; reserves nothing.
@@ -61,17 +69,15 @@ class Admission:
             NoMemoryError: too few descriptors are left here for one more move.
             FingerprintMismatchError: no standby would generate the same bits.
             NoWorkerError: nobody waits here.
-            SessionExistsError: the session is on this node already.
+            SessionExistsError: the session is on this node already, or its last stay here is not over.
             SamePlaceError: it would stay where it is.
             ValidationError: the wanted path leads nowhere, or a device is not here.
         """
         validate(hello.manifest)
         check_descriptors(MOVE_DESCRIPTORS, spare=0)
         wanted = self._wanted(hello)
-        # A fenced world of an earlier epoch counts, too: its record must not become this node's under it.
-        here = self._book.get(hello.session_id) is not None or hello.session_id in self._host.sessions
-        if here and not wanted.elsewhere:
-            raise SessionExistsError(f"session {hello.session_id!r} is on this node already")
+        if not wanted.elsewhere:
+            self._check_away(hello.session_id)
         path = self._path(hello)
         self._standby(hello, wanted)
         return path
@@ -86,6 +92,7 @@ class Admission:
             InadmissibleError, GateFullError: it could not finish in time; see `Intake.admit`.
             WorldMoveError: as `check`.
         """
+        await self._gone(hello.session_id, self._settings.peer_timeout_ms / 1000)
         path, wanted = self.check(hello), self._wanted(hello)
         self._intake.admit(hello, path)
         try:
@@ -105,6 +112,17 @@ class Admission:
         )
         slot.bound = hello.move_id
         return Berth(slot, path, hello.move_id, self._book, bare=True)
+
+    def _check_away(self, session_id: str) -> None:
+        if self._book.get(session_id) is not None:
+            raise SessionExistsError(f"session {session_id!r} is on this node already")
+        # A fenced world of an earlier epoch counts, too: its record must not become this node's under it.
+        if session_id in self._host.sessions:
+            raise SessionExistsError(
+                f"session {session_id!r} was on this node, which has started again and not yet let go: "
+                "its worker has not come back, or its record does not settle it",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
 
     def _wanted(self, hello: m.Hello) -> Wanted:
         devices = {source: self._devices.named(name) for source, name in hello.devices.items()}

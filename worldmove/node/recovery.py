@@ -8,6 +8,7 @@ that can't be true, because the ledger was lost or is older than the world, is l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -94,6 +95,17 @@ class Recovery:
             waiting.settled.set()
         if self._host.standbys.get(slot.id) is slot:
             await self._await_worker(slot)
+
+    async def gone(self, session_id: str, timeout_s: float) -> None:
+        """Waits until a slot that a former incarnation left is decided, and a worker that it has knows.
+
+        Workers look for their node about twice a second. Nothing is raised after `timeout_s`.
+        """
+        waiting = self.unsettled.get(session_id)
+        if waiting is not None and waiting.reason is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await waiting.settled.wait()
 
     async def _await_worker(self, slot: Slot) -> None:
         """Forgets a standby to which no worker comes back: it is of no use to anybody else.

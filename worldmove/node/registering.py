@@ -138,24 +138,34 @@ class Registrar:
     ) -> BoundaryView:
         """A boundary of a worker that cannot map the control page; answers within `wait_ms`.
 
-        A session that has moved on answers `moved` as long as the ledger knows it.
+        A session that has moved on answers `moved` as long as the ledger knows it, one that waits for its
+        record `wait`.
 
         Raises:
             NotFoundError: no such session or rank.
             ConflictError, ManifestError: see `rest_boundary`.
         """
+        await self._recovery.gone(session_id, wait_ms / 1000)
         session = self._book.get(session_id)
+        if session is None and session_id in self._recovery.unsettled:
+            return BoundaryView(action="wait")
         if session is None:
-            record = await self._services.ledger.get(session_id)
-            if record is None:
-                raise NotFoundError(f"session {session_id!r} is not known")
-            if record.phase == "ended":
-                return BoundaryView(action="ended")
-            return BoundaryView(action="moved", destination=record.owner, endpoint=record.endpoint)
+            return await self._over(session_id)
         lease_s = max(REST_LEASE_S, REST_LEASE_BLOCKS * session.slot.manifest.block_ms / 1000)
         return await rest_boundary(
             session.slot.ranks, rank, block, host_state, wait_s=wait_ms / 1000, lease_s=lease_s
         )
+
+    async def _over(self, session_id: str) -> BoundaryView:
+        """What became of a session that is not here."""
+        record = await self._services.ledger.get(session_id)
+        if record is None:
+            raise NotFoundError(f"session {session_id!r} is not known")
+        if record.phase == "ended":
+            return BoundaryView(action="ended")
+        if self._recovery.is_lost(record):
+            raise NotFoundError(f"session {session_id!r} is lost: nobody holds its memory any more")
+        return BoundaryView(action="moved", destination=record.owner, endpoint=record.endpoint)
 
     def _registration(self, key: str, epoch: int, tickets: tuple[Ticket, ...]) -> Registration:
         socket = str(self._services.settings.socket_path)

@@ -1,4 +1,7 @@
-"""Whether a session that its worker hands back is this node's: the ledger says so, nobody else could."""
+"""Workers that come back to a node without their slot: is their session this node's, and if not, whose?
+
+The ledger says so, nobody else could.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from collections.abc import Callable
 from functools import partial
 
 from worldmove.driver import Services
-from worldmove.errors import NotFoundError
+from worldmove.errors import LedgerError, NotFoundError
 from worldmove.hosting.handback import Warrant
 from worldmove.hosting.slots import Slot
 from worldmove.ledger.records import Claim, SessionRecord
+from worldmove.page.messages import Ended, Moved
 
 COMMIT_AND_RECLAIM = 2
 """Epochs by which a reclaimed record is ahead of a page that its node had no time to write."""
@@ -17,7 +21,34 @@ COMMIT_AND_RECLAIM = 2
 
 def warrant(services: Services, settle: Callable[[Slot], None]) -> Warrant:
     """What a host needs to take sessions back; `settle` gets each, fenced, as if the keeper had held it."""
-    return Warrant(partial(check_returning, services), settle)
+
+    async def ask(session_id: str, epoch: int, held: int | None) -> Moved | Ended | None:
+        try:
+            record = await services.ledger.get(session_id)
+        except LedgerError:
+            return None
+        return None if record is None else whereabouts(record, epoch, held, services.claim)
+
+    return Warrant(partial(check_returning, services), settle, ask)
+
+
+def whereabouts(record: SessionRecord, epoch: int, held: int | None, mine: Claim) -> Moved | Ended | None:
+    """What a record says to a rank whose slot is not on this node; `None`: not that its world is over here.
+
+    Args:
+        record: of its session.
+        epoch: of the rank's world. A record that is not later than that can't tell where it went.
+        held: epoch of the slot of this session that is here, if any: the world has gone and come back.
+        mine: this node.
+    """
+    if record.phase == "ended" and record.epoch >= epoch:
+        return Ended("the session has ended")
+    here = record.owner == mine.name and held != record.epoch
+    # What was committed and is not adopted yet, its source may take back, with this rank's memory.
+    open_yet = record.phase == "committed" and record.move is not None and record.move.source == mine.name
+    if record.epoch <= epoch or here or open_yet:
+        return None
+    return Moved(record.owner, record.endpoint)
 
 
 async def check_returning(services: Services, session_id: str, epoch: int) -> None:

@@ -196,9 +196,9 @@ class Node:
         host.returns.warrant = warrant(services, self._recover)
         self._snapshots = Snapshots(services, host, tenure.alone, self._metrics.snapshot_taken)
         self._registrar = Registrar(services, host, self._book, self._recovery, self._snapshots)
-        admission = Admission(
-            self.settings, self._boot_id, host, self._book, devices=self._devices, intake=self._intake
-        )
+        where = (self.settings, self._boot_id, host, self._book)
+        gone = self._recovery.gone
+        admission = Admission(*where, devices=self._devices, intake=self._intake, gone=gone)
         self._moves = Moves(
             services,
             self._book,

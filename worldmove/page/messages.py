@@ -32,7 +32,10 @@ class Rejoin(Message, frozen=True, tag="rejoin"):
     """Worker: the first message of a rank whose connection was lost and that still holds its memory.
 
     `secret` is the one of its `Welcome`. `stopped`: it waits at `block` for an answer. `waiting`: it is a
-    standby that has not been adopted. The node answers with a `Welcome` without extents.
+    standby that has not been adopted. `session_id` and `epoch` are as the rank's control page has them.
+
+    The node answers with a `Welcome` without extents; or with `Moved` or `Ended`, if it has no such slot and
+    the ledger knows what became of the session.
     """
 
     slot: str
@@ -41,6 +44,8 @@ class Rejoin(Message, frozen=True, tag="rejoin"):
     block: int
     stopped: bool
     waiting: bool
+    session_id: str | None = None
+    epoch: int = 0
     protocol: int = PROTOCOL
 
     def __repr__(self) -> str:
@@ -48,7 +53,7 @@ class Rejoin(Message, frozen=True, tag="rejoin"):
 
 
 class Handback(Message, frozen=True, tag="handback"):
-    """Worker: the first message of a rank whose memory no node knows any more; see `Rejoin`.
+    """Worker: the first message of a rank whose memory no node knows any more; answered as a `Rejoin`.
 
     Its one descriptor is the rank's control page; those of `sizes` follow in `Memory` messages.
 

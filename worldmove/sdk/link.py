@@ -22,9 +22,11 @@ from worldmove.errors import (
 from worldmove.ipc import SyncChannel, close_all
 from worldmove.page.control import ControlPage, open_own
 from worldmove.page.messages import (
+    Ended,
     Hello,
     Memory,
     Message,
+    Moved,
     NodeMessage,
     Ping,
     Pong,
@@ -44,6 +46,8 @@ LOOK_S = 0.5
 BACKOFF_S = 0.05, 1.0
 
 M = TypeVar("M")
+Word = Welcome | Moved | Ended
+"""The first that a rank hears that comes back and is not refused."""
 
 
 class Standing(NamedTuple):
@@ -61,6 +65,7 @@ class Link:
         page: the control page in force; another one after the node has started again.
         welcome: what the node said at first.
         kept: what to hand back to a node that knows nothing of this rank.
+        over: what a node has said that this rank came back to: its session is not here any more.
     """
 
     def __init__(self, path: str) -> None:
@@ -68,6 +73,7 @@ class Link:
         self.page: ControlPage
         self.welcome: Welcome
         self.kept: Kept
+        self.over: Moved | Ended | None = None
         self._page_fd = -1
         self._inode = 0
         self._sock: socket.socket | None = None
@@ -193,6 +199,8 @@ class Link:
             left = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
             if self._channel is None and not self._come_back(standing, deadline):
                 return None
+            if self.over is not None:
+                return self.over
             try:
                 got = self._open_channel().receive(timeout=left)
             except ConnectionLostError:
@@ -214,7 +222,8 @@ class Link:
             try:
                 channel = self._connect()
                 self._greet(channel, standing)
-                self._welcomed(*_expect(channel, Welcome))
+                word: tuple[Word, list[int]] = _expect(channel, Welcome, Moved, Ended)
+                self._received(*word)
             except TransportError:
                 self._drop_channel()
             except WorldMoveError as error:
@@ -266,17 +275,21 @@ class Link:
         if self._sock is not None:
             self._sock.setblocking(True)
         message, fds = got
-        if not isinstance(message, Welcome):
+        if not isinstance(message, Word):
             close_all(fds)
             if isinstance(message, Refused):
                 self.kept.unknown(self.page, message.code)
             raise ConnectionLostError("the new node does not know this rank")
         self._channel, self._returning = channel, None
-        self._welcomed(message, fds)
-        return True
+        self._received(message, fds)
+        return self.over is None
 
-    def _welcomed(self, welcome: Welcome, fds: Sequence[int]) -> None:
+    def _received(self, welcome: Word, fds: Sequence[int]) -> None:
         """Takes a new incarnation's page, and repeats what the old one has not written down."""
+        if not isinstance(welcome, Welcome):
+            close_all(fds)
+            self.over = welcome
+            return
         if welcome.slot != self.welcome.slot or welcome.rank != self.welcome.rank:
             close_all(fds)
             raise ProtocolError("the node answered for another rank")
@@ -289,14 +302,8 @@ class Link:
 
     def _rejoin(self, standing: Standing) -> Rejoin:
         first = self.welcome
-        return Rejoin(
-            slot=first.slot,
-            rank=first.rank,
-            secret=first.secret,
-            block=standing.block,
-            stopped=standing.stopped,
-            waiting=standing.waiting,
-        )
+        page = self.page
+        return Rejoin(first.slot, first.rank, first.secret, *standing, page.session_id, page.epoch)
 
     def _dead(self) -> bool:
         if self._sock is None:
@@ -374,14 +381,14 @@ def _check_count(fds: Sequence[int], announced: int) -> None:
         raise ProtocolError(f"the node sent {len(fds)} descriptors and announced {announced}")
 
 
-def _expect(channel: SyncChannel[NodeMessage], kind: type[M]) -> tuple[M, list[int]]:
+def _expect(channel: SyncChannel[NodeMessage], *kinds: type[M]) -> tuple[M, list[int]]:
     got = channel.receive(timeout=ENTER_S)
     if got is None:
         raise DeadlineError(f"the node did not answer within {ENTER_S:g} s")
     message, fds = got
-    if isinstance(message, kind):
+    if isinstance(message, kinds):
         return message, fds
     close_all(fds)
     if isinstance(message, Refused):
         raise error_of(message.code, message.message)
-    raise ProtocolError(f"the node sent {type(message).__name__} instead of {kind.__name__}")
+    raise ProtocolError(f"the node sent {type(message).__name__} instead of {kinds[0].__name__}")

@@ -7,55 +7,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from worldmove.errors import (
     ConflictError,
     NotFoundError,
     ProtocolError,
     SessionEndedError,
     SessionMoved,
-    ValidationError,
 )
 from worldmove.ipc import close_all
 from worldmove.manifest import Manifest, Region
 from worldmove.page.control import PAUSE_AT, PROGRESS, RankState
-from worldmove.page.messages import Adopted, Advance, Bye, Ended, Moved, Paused, Resume, Started
+from worldmove.page.messages import Adopted, Advance, Bye, Ended, Message, Moved, Paused, Resume, Started
 from worldmove.sdk.link import LOOK_S, Link, Standing
 from worldmove.sdk.memory import RankMemory
 from worldmove.sdk.revision import Change, make_revision
 
 HostState = bytes | bytearray | memoryview | None
 Buffer = (bytes, bytearray, memoryview)
-
-
-class Ticket(msgspec.Struct, frozen=True):
-    """What another rank's process needs to join; a string for the way there."""
-
-    id: str
-    socket: str
-    rank: int
-    token: str
-
-    def __repr__(self) -> str:
-        return f"Ticket(id={self.id!r}, rank={self.rank})"
-
-
-def write_ticket(ticket: Ticket) -> str:
-    """The ticket as one line of JSON."""
-    return msgspec.json.encode(ticket).decode()
-
-
-def read_ticket(text: str) -> Ticket:
-    """The ticket of `write_ticket`.
-
-    Raises:
-        ValidationError: it is none.
-    """
-    try:
-        return msgspec.json.decode(text, type=Ticket)
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ValidationError("the text is no ticket", field="ticket") from error
 
 
 def map_rank(link: Link, fds: Sequence[int], own: Mapping[str, Any] | None = None) -> RankMemory:
@@ -122,6 +90,7 @@ class Standby:
 
         Raises:
             SessionEndedError: the standby was ended at the node.
+            SessionMoved: it was adopted while its node was gone, and that world has moved on.
             NotFoundError: a node that started again does not know it: stand by anew.
         """
         link = self._link
@@ -134,6 +103,9 @@ class Standby:
         if isinstance(answer, Ended):
             link.close()
             raise SessionEndedError(answer.reason)
+        if isinstance(answer, Moved):
+            link.close()
+            raise SessionMoved(answer.destination, answer.endpoint)
         if not isinstance(answer, Adopted):
             link.close()
             raise ProtocolError(f"a standby was told {type(answer).__name__}")
@@ -324,6 +296,10 @@ class World:
             raise SessionEndedError(
                 f"the node does not hold this session any more: {error.message}"
             ) from error
+        self._obey(answer)
+
+    def _obey(self, answer: Message | None) -> None:
+        """Does what the node says to a rank."""
         match answer:
             case Resume() | Advance():
                 if self._link.page is not self._page:
@@ -343,6 +319,9 @@ class World:
     def _look(self) -> None:
         if self._link.look(self._block):
             self._use_page()
+        elif self._link.over is not None:
+            # It has run on while its record went elsewhere, as only an operator can decide.
+            self._obey(self._link.over)
         self._look_at = time.monotonic() + LOOK_S
 
     def revise(
