@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 from fleet_kit import Actor, Fleet, Node, Twin, assert_world, until
 from fleet_node import PATIENCE_S
+from fleet_stack import FINGERPRINT
 
 from worldmove.faults.door import order
 from worldmove.ipc import SyncChannel, close_all, sealed_memfd
@@ -144,6 +146,64 @@ def test_what_was_revised_comes_back_as_it_is(fleet: Fleet) -> None:
     assert target.block > block
 
 
+SHM = Path("/dev/shm")
+
+
+@contextlib.contextmanager
+def shared_memory(nbytes: int) -> Iterator[str]:
+    """An object of a serving stack's own; its name goes before its memory does."""
+    name = f"wm-handback-{uuid.uuid4().hex}"
+    (SHM / name).write_bytes(bytes(nbytes))
+    try:
+        yield name
+    finally:
+        (SHM / name).unlink(missing_ok=True)
+
+
+def test_memory_that_the_stack_made_itself_comes_back_too(fleet: Fleet) -> None:
+    session, actor, node = fleet.unique("own"), fleet.actor("A"), fleet["A"]
+    with shared_memory(300_000) as name:
+        regions = (
+            REGIONS[0],
+            Region("s", "uint8", (99_999,), source=Source("shm", name, 100_001)),
+            Region("t", "int32", (7,), source=Source("shm", f"/{name}", 12)),
+        )
+        actor.register(session, regions)
+    actor.run(work_ms=3.0)
+    twin = Twin(regions)
+    for _ in range(2):
+        killed_with_its_keeper(node)
+        node.start()
+        is_live(node, session)
+        go_on([actor], twin)
+    target = fleet.actor("B")
+    arriving = target.wait_for([msgspec.structs.replace(region, source=Source()) for region in regions])
+    fleet.moved(session, "B")
+    assert arriving.result(PATIENCE_S)["id"] == session
+    assert_world([target], twin)
+
+
+def test_a_world_with_snapshots_has_one_again(fleet: Fleet) -> None:
+    """The copy went with the keeper, so another one is made at the first boundary, and holds."""
+    session, actor, node = fleet.unique("copied"), fleet.actor("A"), fleet["A"]
+    actor.register(session, REGIONS, snapshot_every=1_000_000)
+    actor.run(work_ms=3.0)
+    first = until(lambda: node.client.session(session).snapshot_block, "the first snapshot")
+    killed_with_its_keeper(node)
+    block = actor.block
+    node.start()
+    is_live(node, session)
+    again = until(lambda: node.client.session(session).snapshot_block, "another snapshot")
+    assert again > max(first, block)
+    actor.ask("halt")
+    actor.ask("half")
+    actor.kill()
+    until(lambda: node.client.session(session).state == "unattended", "its worker is gone")
+    other = fleet.actor("A")
+    assert other.ask("attach", id=session, fingerprint=FINGERPRINT)["block"] == again
+    assert_world([other], Twin(REGIONS))
+
+
 def test_all_ranks_have_to_be_there(fleet: Fleet) -> None:
     session, node, twin = fleet.unique("pair"), fleet["A"], Twin(PAIR)
     first, second = fleet.actor("A"), fleet.actor("A")
@@ -230,7 +290,9 @@ class Lie:
         control = ControlPage(page)
         control.session_id = about["page_of"]
         control.close()
-        if not about["seal"]:
+        if "memory" in about:
+            memory = os.open(about["memory"], os.O_RDWR | os.O_CLOEXEC)
+        elif not about["seal"]:
             memory = os.memfd_create("lie", os.MFD_ALLOW_SEALING)
             os.ftruncate(memory, SPACE)
         else:
@@ -257,6 +319,7 @@ def _first(**fields: Any) -> dict[str, Any]:
 
 
 K, SHARED = Region("k", "uint8", (SPACE,)), Region("k", "uint8", (SPACE,), source=Source("shm", "lie"))
+OTHER, ON_GPU = msgspec.structs.replace(SHARED, name="other"), msgspec.structs.replace(K, device="GPU-0123")
 BIG = Region("k", "uint8", (1 << 33,))
 TWO = (Region("k", "uint8", (SPACE,)), Region("l", "uint8", (8,)))
 LIES: dict[str, tuple[dict[str, Any], str]] = {
@@ -270,7 +333,14 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
     "before its extent": (_first(places=(Place(0, -512),)), "manifest"),
     "one over another": (_first(places=(Place(0, 0), Place(0, 512)), manifest=manifest_of(*TWO)), "manifest"),
     "without a place": (_first(places=()), "manifest"),
-    "shared": (_first(manifest=manifest_of(SHARED)), "manifest"),
+    "shared, and no memory": (_first(manifest=manifest_of(SHARED)) | {"memory": os.devnull}, "manifest"),
+    "shared, and smaller": (_first(manifest=manifest_of(SHARED), sizes=(SPACE + 1,)), "manifest"),
+    "shared, and elsewhere": (_first(manifest=manifest_of(SHARED), places=(Place(0, 512),)), "manifest"),
+    "half of it shared": (
+        _first(manifest=manifest_of(K, OTHER), places=(Place(0, 0), Place(0, 0)), sizes=(SPACE,)),
+        "manifest",
+    ),
+    "on a device of another node": (_first(manifest=manifest_of(ON_GPU)), "manifest"),
     "of no rank": (
         _first(rejoin=Rejoin("0123456789abcdef", 7, "s" * 43, 1, stopped=False, waiting=False)),
         "protocol",

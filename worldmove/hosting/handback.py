@@ -19,23 +19,17 @@ from worldmove.errors import (
     FramingError,
     ManifestError,
     NotFoundError,
-    ProtocolError,
     WorldMoveError,
 )
 from worldmove.hosting.making import Owner, restore_slot
-from worldmove.hosting.slots import Slot, SlotRecord, check_sealed
+from worldmove.hosting.parts import check_part, kinds_of, own_regions
+from worldmove.hosting.slots import Slot, SlotRecord
 from worldmove.ipc import close_all
-from worldmove.manifest import REGION_ALIGN, Extent, Manifest, Place, Region, validate
-from worldmove.page.control import HEADER_BYTES, MAX_BLOCK, ControlPage, open_own
+from worldmove.manifest import Extent, Manifest, Place, validate
+from worldmove.page.control import ControlPage, open_own
 from worldmove.page.messages import Ended, Handback, Moved, Rejoin
 
-KEY_CHARS = 16
-SECRET_CHARS = 32, 64
-MAX_FINGERPRINT = 64
-MAX_FINGERPRINT_TEXT = 4096
 MAX_EPOCH = 1 << 53
-_BLOCK_BYTES = 512
-"""Unit of `st_blocks`, stat(2)."""
 
 
 class Part(NamedTuple):
@@ -56,13 +50,13 @@ class Warrant(NamedTuple):
     """What the node adds.
 
     Attributes:
-        check: raises unless this node owns the session, at no later epoch than that given.
+        check: raises unless this node has the devices, and owns the session, at no later epoch than given.
         settle: goes on with a slot.
         whereabouts: what a rank is to be told of its session, given its epoch and that of the slot of the
             same session that is here, if any; `None` if the ledger does not say that it is over here.
     """
 
-    check: Callable[[str, int], Awaitable[None]]
+    check: Callable[[Handback, int], Awaitable[None]]
     settle: Callable[[Slot], None]
     whereabouts: Callable[[str, int, int | None], Awaitable[Moved | Ended | None]]
 
@@ -137,7 +131,7 @@ class Returns:
         page = open_own(fds[0])
         try:
             epoch, incarnation = _read_page(first, page)
-            await warrant.check(first.session_id, epoch)
+            await warrant.check(first, epoch)
             await self._gather(Part(first, (page, *fds[1:]), epoch, incarnation), warrant)
         finally:
             close_all([page])
@@ -185,47 +179,6 @@ class Returns:
             gathering.done.set_result(None)
 
 
-def check_part(first: Handback, fds: Sequence[int]) -> None:
-    """Checks one rank's words against themselves and its descriptors.
-
-    Raises:
-        ManifestError: the manifest is not valid, a region lies outside its extent or over another one, or an
-            extent is not sealed, too small, or not there in full.
-        ProtocolError: anything else that can't be.
-    """
-    rejoin, manifest = first.rejoin, first.manifest
-    validate(manifest)
-    key = rejoin.slot
-    named = len(key) == KEY_CHARS and not set(key) - set("0123456789abcdef")
-    secret = SECRET_CHARS[0] <= len(rejoin.secret) <= SECRET_CHARS[1] and rejoin.secret.isascii()
-    ranked = 0 <= rejoin.rank < len(manifest.ranks) and 0 <= rejoin.block <= MAX_BLOCK
-    if not (named and secret and ranked and 0 <= first.revisions <= MAX_BLOCK):
-        raise ProtocolError("a handback names no slot, rank, block or secret that could be")
-    texts = [text for item in first.fingerprint.items() for text in item]
-    if len(first.fingerprint) > MAX_FINGERPRINT or any(len(text) > MAX_FINGERPRINT_TEXT for text in texts):
-        raise ProtocolError("the fingerprint is longer than one can be")
-    if any(r.source.kind != "arena" or r.device != "host" for r in manifest.regions):
-        raise ManifestError("only arenas in host memory can be handed back", field="regions")
-    if len(fds) != 1 + len(first.sizes):
-        raise ProtocolError(f"{len(fds)} descriptors for a page and {len(first.sizes)} extents")
-    _check_places(_own(first), first.places, first.sizes)
-    check_sealed(fds, (HEADER_BYTES, *first.sizes))
-    for fd, nbytes in zip(fds[1:], first.sizes, strict=True):
-        if os.fstat(fd).st_blocks * _BLOCK_BYTES < nbytes:
-            raise ManifestError(f"an extent of {nbytes} bytes is not allocated", field="extents")
-
-
-def _check_places(regions: Sequence[Region], places: Sequence[Place], sizes: Sequence[int]) -> None:
-    if len(regions) != len(places) or {place.extent for place in places} != set(range(len(sizes))):
-        raise ManifestError("not one place for each region, or an extent without one", field="places")
-    ends = [0] * len(sizes)
-    for place, region in sorted(zip(places, regions, strict=True), key=lambda both: both[0]):
-        over = place.offset < ends[place.extent] or place.offset % REGION_ALIGN != 0
-        ends[place.extent] = place.offset + region.nbytes
-        if over or ends[place.extent] > sizes[place.extent]:
-            raise ManifestError(f"region {region.name!r} can't lie where it is said to", field="places")
-
-
 def _read_page(first: Handback, fd: int) -> tuple[int, int]:
     """Epoch and incarnation of a page that must be this session's."""
     page = ControlPage(fd)
@@ -254,13 +207,18 @@ def gathered(parts: Sequence[Part]) -> tuple[SlotRecord, list[int]]:
     """
     manifest = merged([part.first for part in parts])
     extents: list[Extent] = []
+    counted: list[bool] = []
     lying: dict[str, Place] = {}
     fds: list[int] = []
     for part in parts:
         base = len(extents)
-        for region, place in zip(_own(part.first), part.first.places, strict=True):
+        for region, place in zip(own_regions(part.first), part.first.places, strict=True):
             lying[region.name] = Place(base + place.extent, place.offset)
-        extents += [Extent(part.rank, "host", nbytes) for nbytes in part.first.sizes]
+        kinds = kinds_of(part.first)
+        extents += [
+            Extent(part.rank, kind.device, size) for kind, size in zip(kinds, part.first.sizes, strict=True)
+        ]
+        counted += [kind.counted for kind in kinds]
         fds += part.fds[1:]
     pages = _pages(parts)
     copies: list[int] = []
@@ -282,7 +240,7 @@ def gathered(parts: Sequence[Part]) -> tuple[SlotRecord, list[int]]:
         manifest=manifest,
         extents=tuple(extents),
         places=tuple(lying[region.name] for region in manifest.regions),
-        counted=(True,) * len(extents),
+        counted=tuple(counted),
         secrets=tuple(part.first.rejoin.secret for part in parts),
         revisions=tuple(part.first.revisions for part in parts),
     )
@@ -295,7 +253,7 @@ def merged(firsts: Sequence[Handback]) -> Manifest:
     Raises:
         ManifestError: they don't fit together.
     """
-    own = {region.name: region for first in firsts for region in _own(first)}
+    own = {region.name: region for first in firsts for region in own_regions(first)}
     if len(own) != sum(len(first.places) for first in firsts):
         raise ManifestError("two ranks have a region of one name", field="regions")
     known = [region.name for region in firsts[0].manifest.regions if region.name in own]
@@ -316,10 +274,6 @@ def _pages(parts: Sequence[Part]) -> list[int]:
         about = os.fstat(part.fds[0])
         found.setdefault((about.st_dev, about.st_ino), part.fds[0])
     return list(found.values())
-
-
-def _own(first: Handback) -> list[Region]:
-    return [region for region in first.manifest.regions if region.rank == first.rejoin.rank]
 
 
 def _common(manifest: Manifest) -> tuple[Manifest, tuple[int, ...]]:

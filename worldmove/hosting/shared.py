@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -32,11 +33,35 @@ def open_shared(name: str, needed: int, field: str) -> tuple[int, int]:
         fd = os.open(SHM / plain, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise ManifestError(f"{field} {name!r} cannot be opened: {error}", field=field) from error
+    try:
+        return fd, check_shared(fd, needed, f"{field} {name!r}", field)
+    except ManifestError:
+        os.close(fd)
+        raise
+
+
+def check_shared(fd: int, needed: int, what: str, field: str) -> int:
+    """Checks a descriptor of shared memory, which stays the caller's.
+
+    It can't be sealed: a stack that makes it smaller while it is mapped elsewhere ends the executors that
+    read it, and no more than these.
+
+    Args:
+        fd: of the object.
+        needed: bytes that must be there.
+        what: it is called in the error.
+        field: of the request, for the error.
+
+    Returns:
+        The object's size in bytes.
+
+    Raises:
+        ManifestError: it is no plain object of this user that can be written, or too small.
+    """
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        os.close(fd)
-        raise ManifestError(f"{field} {name!r} is not shared memory of this user", field=field)
+    writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or not writable:
+        raise ManifestError(f"{what} is not shared memory of this user", field=field)
     if status.st_size < needed:
-        os.close(fd)
-        raise ManifestError(f"{field} {name!r} has {status.st_size} bytes; {needed} are needed", field=field)
-    return fd, status.st_size
+        raise ManifestError(f"{what} has {status.st_size} bytes; {needed} are needed", field=field)
+    return status.st_size

@@ -13,7 +13,7 @@ from worldmove.errors import LedgerError, NotFoundError
 from worldmove.hosting.handback import Warrant
 from worldmove.hosting.slots import Slot
 from worldmove.ledger.records import Claim, SessionRecord
-from worldmove.page.messages import Ended, Moved
+from worldmove.page.messages import Ended, Handback, Moved
 
 COMMIT_AND_RECLAIM = 2
 """Epochs by which a reclaimed record is ahead of a page that its node had no time to write."""
@@ -51,19 +51,23 @@ def whereabouts(record: SessionRecord, epoch: int, held: int | None, mine: Claim
     return Moved(record.owner, record.endpoint)
 
 
-async def check_returning(services: Services, session_id: str, epoch: int) -> None:
+async def check_returning(services: Services, first: Handback, epoch: int) -> None:
     """Checks that the ledger's record allows this node to take the memory back.
 
     Args:
         services: of the node.
-        session_id: whose memory it is said to be.
+        first: whose memory it is said to be, and on which devices.
         epoch: that stands in the worker's control page.
 
     Raises:
+        ManifestError: this node has not the devices.
         NotFoundError: the record is another node's, or there is none; a world of a newer epoch is elsewhere;
             or it was committed to this node and never adopted: the source takes it back.
         LedgerError: the ledger does not answer.
     """
+    session_id = first.session_id
+    for region in first.manifest.regions:
+        services.executors.of(region.device)
     record = await services.ledger.get(session_id)
     if record is None or record.phase == "ended":
         raise NotFoundError(f"session {session_id!r} is not in the ledger", session_id=session_id)

@@ -27,11 +27,10 @@ class Kept:
     def unknown(self, page: ControlPage, code: str) -> bool:
         """After a refusal: whether the node knows nothing of this rank and is to be handed it back.
 
-        It takes a session's memory only, and only if every region is sealed host memory.
+        It takes the memory of sessions, not that of standbys without one.
         """
         fresh = not self.offering and code == NotFoundError.code and self.memory is not None
-        ours = all(r.source.kind == "arena" and r.device == "host" for r in self.manifest.regions)
-        self.offering = fresh and ours and page.session_id is not None
+        self.offering = fresh and page.session_id is not None
         return self.offering
 
     def refused(self, page: ControlPage, error: WorldMoveError) -> bool:
