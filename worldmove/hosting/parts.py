@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from worldmove.errors import ManifestError, ProtocolError
-from worldmove.hosting.memory import HOST
 from worldmove.hosting.shared import check_shared
 from worldmove.hosting.slots import check_sealed
-from worldmove.manifest import REGION_ALIGN, Place, Region, validate
+from worldmove.manifest import HOST, REGION_ALIGN, Place, Region, validate
 from worldmove.page.control import HEADER_BYTES, MAX_BLOCK
 from worldmove.page.messages import Handback
 
@@ -84,6 +83,8 @@ def check_part(first: Handback, fds: Sequence[int]) -> None:
     if len(fds) != 1 + len(first.sizes):
         raise ProtocolError(f"{len(fds)} descriptors for a page and {len(first.sizes)} extents")
     kinds = kinds_of(first)
+    if any(kind.source == "cuda-ipc" for kind in kinds):
+        raise ManifestError("memory that was named by a handle can't be handed back", field="regions")
     _check_places(own_regions(first), first.places, first.sizes)
     check_sealed(fds[:1], (HEADER_BYTES,))
     for kind, fd, nbytes in zip(kinds, fds[1:], first.sizes, strict=True):

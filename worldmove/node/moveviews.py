@@ -7,7 +7,7 @@ import time
 from worldmove.destination import DestinationMove
 from worldmove.receipts import move_state
 from worldmove.source import SourceMove
-from worldmove.views import MigrationView, Receipt
+from worldmove.views import ENDED_STATES, MigrationView, Receipt
 
 
 def of_source(move: SourceMove) -> MigrationView:
@@ -55,7 +55,7 @@ def of_destination(move: DestinationMove, node: str) -> MigrationView:
 
 
 def of_receipt(receipt: Receipt) -> MigrationView:
-    """A move of which only the receipt is left."""
+    """A move of which only the receipt is left, or the note of its beginning."""
     return MigrationView(
         id=receipt.migration_id,
         session_id=receipt.session_id,
@@ -71,5 +71,5 @@ def of_receipt(receipt: Receipt) -> MigrationView:
         elapsed_ms=receipt.total_ms,
         code=receipt.code,
         reason=receipt.reason,
-        receipt=receipt,
+        receipt=receipt if receipt.state in ENDED_STATES else None,
     )

@@ -40,11 +40,11 @@ from worldmove.node.metrics import Metrics
 from worldmove.node.moveviews import of_receipt, of_source
 from worldmove.node.peers import ClientChannel, connect_peer
 from worldmove.node.roster import Roster
-from worldmove.node.traces import trace
+from worldmove.node.traces import known, note, trace
 from worldmove.receipts import rejection_error
 from worldmove.sessions import Berth, Session, SessionBook
 from worldmove.source import SourceMove
-from worldmove.views import DryRun, MigrationPage, MigrationRequest, MigrationView
+from worldmove.views import ENDED_STATES, DryRun, MigrationPage, MigrationRequest, MigrationView
 
 PROGRESS_S = 0.25
 CLOSING_WAITS = 3
@@ -129,6 +129,7 @@ class Moves:
             if key is not None:
                 await self._services.ledger.forget(key, move_id)
             raise
+        await note(move)
         return of_source(move)
 
     def _answered(self, move_id: str, asking: asyncio.Future[MigrationView]) -> None:
@@ -258,16 +259,19 @@ class Moves:
         receipt = await self._services.ledger.receipt(move_id)
         if receipt is None:
             raise NotFoundError(f"migration {move_id!r} is not known")
-        return of_receipt(receipt)
+        return of_receipt(receipt if receipt.state in ENDED_STATES else await known(self._services, receipt))
 
     async def _with_receipt(self, view: MigrationView) -> MigrationView:
         """An ended move as seen from its destination: the source left the receipt in the ledger."""
         if view.receipt is not None:
             return view
         try:
-            return msgspec.structs.replace(view, receipt=await self._services.ledger.receipt(view.id))
+            left = await self._services.ledger.receipt(view.id)
         except LedgerError:
             return view
+        # The source may have left no more than its note so far.
+        written = left is not None and left.state in ENDED_STATES
+        return msgspec.structs.replace(view, receipt=left) if written else view
 
     async def migrations(self, after: str | None, limit: int) -> MigrationPage:
         """Running moves, then ended ones, newest first."""

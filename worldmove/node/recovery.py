@@ -22,10 +22,11 @@ from worldmove.hosting.slots import Slot
 from worldmove.ledger import records
 from worldmove.ledger.records import MoveRef, SessionRecord
 from worldmove.node import verdicts
-from worldmove.node.traces import leave_trace
+from worldmove.node.traces import leave_trace, notes, standing
 from worldmove.page.messages import Ended, Moved
 from worldmove.reading import Reader
 from worldmove.sessions import SessionBook
+from worldmove.views import ENDED_STATES, Receipt
 
 RETRY_S = 0.2
 AWAY_TIMES = 10
@@ -76,6 +77,7 @@ class Recovery:
         self._book = book
         self._alone = alone
         self._turns = asyncio.Semaphore(SETTLING)
+        self._notes: list[Receipt] | None = None
 
     async def settle(self, slot: Slot) -> None:
         """Decides one slot; returns when it is a session or standby of this node again, or gone."""
@@ -95,6 +97,11 @@ class Recovery:
             waiting.settled.set()
         if self._host.standbys.get(slot.id) is slot:
             await self._await_worker(slot)
+
+    def fenced(self, session_id: str) -> Slot | None:
+        """The slot of a session that no record has settled yet; one that has only to be let go is none."""
+        waiting = self.unsettled.get(session_id)
+        return waiting.slot if waiting is not None and waiting.slot.ranks.state == "fenced" else None
 
     async def gone(self, session_id: str, timeout_s: float) -> None:
         """Waits until a slot that a former incarnation left is decided, and a worker that it has knows.
@@ -152,11 +159,23 @@ class Recovery:
             return False
         if verdicts.superseded(record, slot.ranks.page.epoch, self._others(slot)):
             return self._dismissed(slot, Moved(record.owner, record.endpoint))
+        await self._close_notes(record)
         record = await self._retaken(record)
         slot.ranks.page.epoch = record.epoch
         self._book.add(slot, record)
         slot.ranks.unfence()
         return True
+
+    async def _close_notes(self, record: SessionRecord) -> None:
+        """Before a world can move again: moves that a former incarnation noted and that never began."""
+        ledger, claim = self._services.ledger, self._services.claim
+        if self._notes is None:
+            self._notes = await notes(ledger, claim)
+        for left in self._notes:
+            if left.session_id == record.session_id:
+                found = standing(left, record, over=True)
+                if found.state in ENDED_STATES:
+                    await ledger.put_receipt(found)
 
     def _others(self, slot: Slot) -> list[tuple[int, str | None]]:
         """The slots that may have taken a session over within this node, for `verdicts.superseded`."""

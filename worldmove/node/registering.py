@@ -147,7 +147,7 @@ class Registrar:
         """
         await self._recovery.gone(session_id, wait_ms / 1000)
         session = self._book.get(session_id)
-        if session is None and session_id in self._recovery.unsettled:
+        if session is None and self._recovery.fenced(session_id) is not None:
             return BoundaryView(action="wait")
         if session is None:
             return await self._over(session_id)
@@ -173,7 +173,7 @@ class Registrar:
 
     async def _held(self, session_id: str) -> Session:
         session = self._book.get(session_id)
-        if session is None and session_id in self._recovery.unsettled:
+        if session is None and self._recovery.fenced(session_id) is not None:
             raise ConflictError(
                 f"session {session_id!r} is fenced: the ledger's record has not settled it yet"
             )
@@ -204,8 +204,9 @@ class Registrar:
         session = self._book.get(session_id)
         if session is not None:
             return session.view(self._services.claim.name, self._services.url)
-        if session_id in self._recovery.unsettled:
-            return self._fenced(self._recovery.unsettled[session_id].slot)
+        fenced = self._recovery.fenced(session_id)
+        if fenced is not None:
+            return self._fenced(fenced)
         record = await self._services.ledger.get(session_id)
         if record is None or record.phase == "ended":
             raise NotFoundError(f"session {session_id!r} is not known")
@@ -227,11 +228,11 @@ class Registrar:
         views = []
         for record in found:
             mine = self._book.get(record.session_id)
-            fenced = self._recovery.unsettled.get(record.session_id)
+            fenced = self._recovery.fenced(record.session_id)
             if mine is not None:
                 views.append(mine.view(self._services.claim.name, self._services.url))
             elif fenced is not None:
-                views.append(self._fenced(fenced.slot))
+                views.append(self._fenced(fenced))
             else:
                 views.append(self._from_record(record, nodes))
         last = found[-1].session_id if full else None

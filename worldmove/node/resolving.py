@@ -116,7 +116,7 @@ class Resolver:
         Raises:
             ConflictError: it is fenced, or in a move that its source may still take back.
         """
-        if session_id in self._recovery.unsettled:
+        if self._recovery.fenced(session_id) is not None:
             raise ConflictError(f"session {session_id!r} is fenced: `worldmove sessions resolve` decides")
         ledger, claim = self._services.ledger, self._services.claim
         record = await ledger.get(session_id)

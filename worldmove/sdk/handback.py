@@ -27,10 +27,11 @@ class Kept:
     def unknown(self, page: ControlPage, code: str) -> bool:
         """After a refusal: whether the node knows nothing of this rank and is to be handed it back.
 
-        It takes the memory of sessions, not that of standbys without one.
+        It takes the memory of sessions, not that of standbys without one, and only what has a descriptor.
         """
         fresh = not self.offering and code == NotFoundError.code and self.memory is not None
-        self.offering = fresh and page.session_id is not None
+        held = all(region.source.kind != "cuda-ipc" for region in self.manifest.regions)
+        self.offering = fresh and held and page.session_id is not None
         return self.offering
 
     def refused(self, page: ControlPage, error: WorldMoveError) -> bool:
