@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import resource
 import weakref
@@ -49,6 +50,21 @@ async def test_idle_sessions_cost_one_descriptor_however_often_the_node_starts(r
                     kit.host.close_slot(slot, Ended("done"))
     # Nothing keeps the keeper alive.
     assert await keeper.keys() == []
+    await keeper.close()
+
+
+async def test_registrations_that_are_cancelled_keep_no_keeper_alive(run_dir: Path) -> None:
+    keeper = await Keeper.start(run_dir / "keeper.sock")
+    for turns in range(0, 30, 2):
+        async with host_kit(run_dir, keeper=keeper) as kit:
+            task = asyncio.create_task(kit.host.open_session(spec(), "w", 1))
+            for _ in range(turns):
+                await asyncio.sleep(0.0005)
+            task.cancel()
+            await asyncio.wait({task})
+            for slot in list(kit.host.sessions.values()):
+                kit.host.close_slot(slot, Ended("done"))
+        assert await keeper.keys() == [], turns
     await keeper.close()
 
 

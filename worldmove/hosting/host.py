@@ -110,13 +110,15 @@ class Host:
         """The node goes, the worlds stay: workers generate on, and the keeper holds every descriptor."""
         await self._door.close()
         await self._shelf.close()
+        # Not of a slot that was dropped and is still in use: nobody would ever fetch its page.
+        lying = any(slot.pages.leaf is not None for slot in self._slots.values())
         for slot in list(self._slots.values()):
             slot.ranks.close()
             slot.close(self._arenas)
         with contextlib.suppress(
             WorldMoveError
         ):  # a keeper that is lost, or another node's, holds it no more
-            await self._shelf.keep_folio(self._folio)
+            await self._shelf.keep_folio(self._folio.key if lying else None)
         self._slots.clear()
         self.sessions.clear()
         self.standbys.clear()

@@ -70,6 +70,7 @@ class Shelf:
         self._locks: dict[str, asyncio.Lock] = {}
         self._parts: dict[str, int] = {}
         self._folios: set[str] = set()
+        self._sent: set[str] = set()
         self._gone: WeakSet[Slot] = WeakSet()
         self._tasks = Tasks(self._failed)
 
@@ -126,8 +127,10 @@ class Shelf:
     async def _put_folio(self, folio: Folio) -> None:
         """Before any record that names a place in it."""
         if self._keeper is not None and folio.key not in self._folios:
-            await self._keeper.put(f"{_FOLIOS}{folio.key}", b"", [folio.fd])
-            self._folios.add(folio.key)
+            key = folio.key
+            self._sent.add(key)  # whoever waits for it may be cancelled, and it is held all the same
+            await self._keeper.put(f"{_FOLIOS}{key}", b"", [folio.fd])
+            self._folios.add(key)
 
     async def vacate(self, pages: Pages) -> None:
         """The keeper has no record any more that names the place which a page has left, or will leave."""
@@ -135,13 +138,13 @@ class Shelf:
         if empty in self._folios:
             await self.drop_folios([empty])
 
-    async def keep_folio(self, folio: Folio) -> None:
-        """Only this one is held, if pages lie in it: a keeper that holds nothing can end.
+    async def keep_folio(self, key: str | None) -> None:
+        """Only this one is held, or none: a keeper that holds nothing can end.
 
         Raises:
             ProcessLostError: the keeper is gone.
         """
-        await self.drop_folios(self._folios - ({folio.key} if folio.fd >= 0 else set()))
+        await self.drop_folios((self._folios | self._sent) - {key})
 
     async def folios(self) -> dict[str, int]:
         """Every folio that former incarnations left with the keeper; the descriptors are the caller's.
@@ -167,6 +170,7 @@ class Shelf:
         """
         for key in list(keys):
             self._folios.discard(key)
+            self._sent.discard(key)
             if self._keeper is not None:
                 await self._keeper.drop(f"{_FOLIOS}{key}")
 
