@@ -80,7 +80,7 @@ def run(
         senders: hosts that moves come from.
         seconds: for which each load is offered.
         rate_mbit: of the port, Mbit/s.
-        loads: offered, by what the port carries.
+        loads: bytes asked for, by what one sender alone brings.
         json: one JSON document instead of a table.
 
     Returns:
@@ -216,7 +216,7 @@ def _write(result: GateResult, folder: Path) -> None:
     except ImportError:
         sys.stderr.write("no picture: pip install 'worldmove[plot]'\n")
         return
-    draw(result, folder / "incast_lab.png")
+    draw(result.rows, result.fan_in, folder / "incast_lab.png")
 
 
 if __name__ == "__main__":
