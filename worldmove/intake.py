@@ -139,7 +139,7 @@ class Intake:
         if found.rate is None:
             return
         now = time.monotonic()
-        self.rates.note(self._path_name(taken.path, taken.source), found.rate, now)
+        self.rates.note(names.path_name(taken.path, taken.source), found.rate, now)
         if taken.path == "staged":
             self.rates.note(names.LINE, found.rate, now)
             self.gate.pace.warm(found.rate, found.delay_s)
@@ -197,7 +197,7 @@ class Intake:
     def note_round(self, path: str, source: str, nbytes: int, seconds: float) -> None:
         """A round over `path` has brought so much; the gate measures its own path better."""
         if path != "staged":
-            self.rates.note_bytes(self._path_name(path, source), nbytes, seconds, time.monotonic())
+            self.rates.note_bytes(names.path_name(path, source), nbytes, seconds, time.monotonic())
 
     def note_digest(self, role: str, manifest: Manifest, nbytes: int, seconds: float) -> None:
         """So many bytes of a session's memory were digested in one go; small ones say nothing."""
@@ -259,7 +259,7 @@ class Intake:
 
     def _supply(self, hello: m.Hello, path: str, now: float, within_s: float = inf) -> Supply:
         measured, terms = self.rates, hello.terms or m.Terms()
-        rate = measured.rate(self._path_name(path, hello.source), now, within_s)
+        rate = measured.rate(names.path_name(path, hello.source), now, within_s)
         line = measured.rate(names.LINE, now, within_s) if path == "staged" else rate
         # The source reads its state in every move: when it last did, the path was measured, too.
         old = rate is None and within_s < inf
@@ -277,9 +277,6 @@ class Intake:
             resume_s=measured.tail(names.RESUME, now, within_s) or 0.0,
             blocked_s=blocked,
         )
-
-    def _path_name(self, path: str, source: str) -> str:
-        return names.path_name(path, source)
 
     def _on_epoch(self, epoch: Epoch, now: float) -> None:
         self.rates.note(names.LINE, epoch.goodput, now)

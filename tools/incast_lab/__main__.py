@@ -1,7 +1,7 @@
 """The incast laboratory: what fan-in does to a receiver behind a shallow port, with and without a gate.
 
-    python tools/incast_lab [--senders 12] [--rate-mbit 1000] [--limit-kib 64] [--seconds 10]
-                            [--loads 0.5,1,2,4] [--out DIR]
+    python tools/incast_lab [--senders 12] [--rate-mbit 100] [--limit-kib 64] [--seconds 10]
+                            [--state-kib 2048] [--deadline-ms 3000] [--loads 0.5,1,1.4,2,3,4] [--out DIR]
 
 Makes hosts in network namespaces of its own, runs real nodes in them over UCX, and leaves nothing behind,
 even when it is killed. It needs root (or user namespaces), iproute2 and ethtool. Prints a table; DIR gets

@@ -1,4 +1,4 @@
-"""`worldmove demo`, `soak`, `bench` and `doctor`: thin commands over programs that are loaded only then."""
+"""`worldmove demo`, `soak`, `bench`, `simulate`, `doctor`: thin, over programs that are loaded only then."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def bench_gate(
             min=0.1,
             max=16,
             show_default=False,
-            help="Offered, by what the port carries; repeatable.",
+            help="Bytes asked for, by what one sender brings; repeatable.",
         ),
     ] = None,
     json: Json = False,

@@ -12,6 +12,26 @@ PAUSE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 TOTAL_BUCKETS = (10, 50, 100, 500, 1000, 5000, 10000, 30000, 60000, 120000)
 REJECTIONS = ("inadmissible", "gate-full", "no-memory", "no-worker")
 SESSION_STATES = ("live", "paused", "unattended", "fenced", "lost", "ended")
+GAUGES = (
+    ("standbys", "Standbys that wait here."),
+    ("moves_running", "Moves under way, in either direction."),
+    ("lanes", "Data-plane processes."),
+    ("executors", "Executor processes."),
+    ("memory_free_bytes", "What sessions may still reserve."),
+    ("gate_outstanding_bytes", "Bytes granted and not landed yet."),
+    ("gate_waiting", "Requests that wait for a grant."),
+    ("gate_granted_bytes", "Bytes granted since the start."),
+    ("gate_bound_bytes", "What may be out at once."),
+    ("gate_senders", "Senders that answer now."),
+    ("gate_most_senders", "Senders that may answer at once."),
+    ("gate_moves", "Inbound moves over lanes."),
+    ("gate_waiting_pauses", "Moves that wait for leave to stop their world."),
+    ("gate_collapses", "Breakdowns of goodput under several senders."),
+    ("gate_cut_off", "Grants that a sender let go by."),
+    ("gate_goodput_bytes_per_second", "What the line brings while somebody sends."),
+    ("reserved_bytes_per_second", "Promised to inbound moves that were taken on."),
+    ("incarnation", "This start of the node."),
+)
 
 
 class Metrics:
@@ -79,29 +99,7 @@ class Metrics:
         self._sessions = Gauge(
             "sessions", "Sessions here.", ["state"], namespace=name, registry=self.registry
         )
-        self._gauges = {
-            key: Gauge(key, text, namespace=name, registry=self.registry)
-            for key, text in (
-                ("standbys", "Standbys that wait here."),
-                ("moves_running", "Moves under way, in either direction."),
-                ("lanes", "Data-plane processes."),
-                ("executors", "Executor processes."),
-                ("memory_free_bytes", "What sessions may still reserve."),
-                ("gate_outstanding_bytes", "Bytes granted and not landed yet."),
-                ("gate_waiting", "Requests that wait for a grant."),
-                ("gate_granted_bytes", "Bytes granted since the start."),
-                ("gate_bound_bytes", "What may be out at once."),
-                ("gate_senders", "Senders that answer now."),
-                ("gate_most_senders", "Senders that may answer at once."),
-                ("gate_moves", "Inbound moves over lanes."),
-                ("gate_waiting_pauses", "Moves that wait for leave to stop their world."),
-                ("gate_collapses", "Breakdowns of goodput under several senders."),
-                ("gate_cut_off", "Grants that a sender let go by."),
-                ("gate_goodput_bytes_per_second", "What the line brings while somebody sends."),
-                ("reserved_bytes_per_second", "Promised to inbound moves that were taken on."),
-                ("incarnation", "This start of the node."),
-            )
-        }
+        self._gauges = {key: Gauge(key, text, namespace=name, registry=self.registry) for key, text in GAUGES}
         self._path = Gauge(
             "path_gbps", "Last measured rate of a path.", ["path"], namespace=name, registry=self.registry
         )
