@@ -24,7 +24,6 @@ BLOCK_S = 0.05
 MODEL = "worldmove-incast"
 HOST_STATE_BYTES = 4096
 ARRIVED_BLOCKS = 2
-_WRITE = threading.Lock()
 
 
 class Stack(NamedTuple):
@@ -33,6 +32,7 @@ class Stack(NamedTuple):
     worker: Worker
     prefix: str
     nbytes: int
+    writing: threading.Lock
 
     def description(self) -> dict[str, Any]:
         """What registrations and standbys say alike."""
@@ -45,12 +45,11 @@ class Stack(NamedTuple):
             "fingerprint": {"bench": "incast"},
         }
 
-
-def say(line: str) -> None:
-    """Tells the parent; lines of several threads don't mix."""
-    with _WRITE:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+    def say(self, line: str) -> None:
+        """Tells the parent; lines of several threads don't mix."""
+        with self.writing:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
 
 
 def generate(world: World, blocks: int | None) -> None:
@@ -72,11 +71,11 @@ def live(stack: Stack, number: int) -> None:
         name = f"{stack.prefix}-{number}-{turn}"
         world = stack.worker.register(name, **stack.description())
         world.tensor("cache")[:] = number + turn
-        say(f"+{name}")
+        stack.say(f"+{name}")
         try:
             generate(world, None)
         except (SessionMoved, SessionEndedError):
-            say(f"-{name}")
+            stack.say(f"-{name}")
         turn += 1
 
 
@@ -84,11 +83,11 @@ def receive(stack: Stack, number: int) -> None:
     """One standby after another; a world that came is ended after its first blocks here."""
     while True:
         standby = stack.worker.standby(**stack.description())
-        say(f"+{stack.prefix}-{number}")
+        stack.say(f"+{stack.prefix}-{number}")
         world = None
         while world is None:
             world = standby.wait()
-        say(f"-{stack.prefix}-{number}")
+        stack.say(f"-{stack.prefix}-{number}")
         end(stack, world)
 
 
@@ -108,7 +107,7 @@ def main(arguments: list[str]) -> None:
     url, role, prefix, count, nbytes, parent = arguments
     end_with_parent(int(parent))
     token = sys.stdin.readline().strip()
-    stack = Stack(Worker(url, token), prefix, int(nbytes))
+    stack = Stack(Worker(url, token), prefix, int(nbytes), threading.Lock())
     work = live if role == "world" else receive
     threading.excepthook = _fail
     for number in range(int(count)):
