@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import msgspec
 
 from worldmove.bench.lab import enclosure
-from worldmove.bench.lab.gate import Plan
+from worldmove.bench.lab.plan import Plan
 from worldmove.errors import WorldMoveError
 
 

@@ -19,8 +19,9 @@ import msgspec
 import uvloop
 
 from worldmove.bench.lab import enclosure, hosts
-from worldmove.bench.lab.fan_in import FanIn, fan_in
+from worldmove.bench.lab.fan_in import fan_in
 from worldmove.bench.lab.load import Outcome, Row, Terms, offer, summary
+from worldmove.bench.lab.plan import GateResult, Plan
 from worldmove.bench.lab.stage import RECEIVER, Stage, staged
 from worldmove.bench.report import Line, at_least, show
 from worldmove.bench.stats import median
@@ -31,39 +32,6 @@ GOODPUT_BAR = 0.9
 ALONE_MOVES = 6
 WARM_UP_MOVES = 2
 WARM_UP_BURST = 12
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a run.
-
-    `horizon_ms` and `deadline_ms` are what every move asks for; `standbys` bounds how many are under way. For
-    each number in `fan_in`, worlds of so many senders move at once, with the gate on and off.
-    """
-
-    senders: int = 4
-    rate_bits_per_s: int = 50_000_000
-    limit_bytes: int = 64 * 1024
-    state_bytes: int = 2 << 20
-    fan_in: tuple[int, ...] = ()
-    fan_in_bytes: int = 4 << 20
-    worlds: int = 8
-    standbys: int = 24
-    horizon_ms: float = 1000.0
-    deadline_ms: float = 3000.0
-    loads: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    seconds: float = 5.0
-    seed: int = 7
-    options: tuple[str, ...] = ()
-
-
-class GateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured. `alone_mbit_per_s`: verified moves of one sender after another."""
-
-    plan: Plan
-    alone_mbit_per_s: float
-    start_s: float
-    rows: tuple[Row, ...]
-    fan_in: tuple[FanIn, ...] = ()
 
 
 def run(
