@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import pairwise
 from typing import Any
 
 from fleet_kit import Actor, Fleet, Twin, assert_world
@@ -11,6 +12,7 @@ from fleet_stack import FINGERPRINT
 from fleet_world import SHARE
 
 from worldmove.manifest import Manifest, Region
+from worldmove.timeline import MOST_BLOCKS
 from worldmove.views import MigrationView, Receipt, SessionSpec
 
 WAYS = (("local", True), ("staged", True), ("staged", False), ("local", False))
@@ -176,6 +178,25 @@ def check_receipt(receipt: Receipt, source: str, to: str, *, state_bytes: int, e
     assert abs(pause - data - commit - resume) < 1e-6
     assert pause <= receipt.total_ms
     assert receipt.code is None
+    check_timeline(receipt)
+
+
+def check_timeline(receipt: Receipt) -> None:
+    """What holds for the times of a move that went well: in order, and at one with its pause."""
+    starts, blocks = [each.start_ms for each in receipt.rounds], receipt.blocks
+    assert receipt.stopped_ms is not None
+    assert receipt.resumed_ms is not None
+    assert abs(receipt.resumed_ms - receipt.stopped_ms - (receipt.pause_ms or 0)) < 1e-6
+    order = [start for start in starts if start is not None]
+    order.insert(-1, receipt.stopped_ms)
+    assert len(order) == len(starts) + 1
+    assert order == sorted(order), "live rounds, then the world stands, then the last round"
+    assert order[0] > 0
+    assert order[-1] < receipt.resumed_ms <= receipt.total_ms
+    assert len(blocks) <= MOST_BLOCKS
+    assert all(one.number < other.number and one.ms <= other.ms for one, other in pairwise(blocks))
+    if blocks:
+        assert (blocks[-1].number, blocks[-1].ms) == (receipt.block, receipt.stopped_ms)
 
 
 def spec_for(regions: Sequence[Region], session: str | None = None, **more: Any) -> SessionSpec:

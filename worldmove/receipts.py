@@ -16,6 +16,7 @@ from worldmove.hosting.ranks import Pause
 from worldmove.ledger.base import Ledger
 from worldmove.machine import Machine
 from worldmove.protocol import State
+from worldmove.timeline import Timeline
 from worldmove.views import Damage, MoveState, Receipt, RoundView
 
 
@@ -32,6 +33,7 @@ class Account:
         self.destination = destination
         self.created_at = now_text()
         self.started = time.monotonic()
+        self.timeline = Timeline(self.started, hello.manifest.block_ms)
         self.path: str | None = None
         self.lanes = 0
         self.devices: tuple[tuple[str, str], ...] = ()
@@ -42,11 +44,9 @@ class Account:
         self.source_root: str | None = None
         self.receipt: Receipt | None = None
         self._rejected: m.Rejected | None = None
-        self._stopped_at: float | None = None
         self._verified: m.Verified | None = None
         self._committed: m.Committed | None = None
         self._adopted: m.Adopted | None = None
-        self._pause_ms: float | None = None
         self._dirtying = Dirtying(hello.manifest.nbytes, hello.manifest.block_ms / 1000)
 
     @property
@@ -72,8 +72,7 @@ class Account:
             self._committed = event
         elif isinstance(event, m.Adopted):
             self._adopted = event
-            if self._stopped_at is not None:
-                self._pause_ms = (time.monotonic() - self._stopped_at) * 1000
+            self.timeline.resumed(time.monotonic())
 
     def prepared(self) -> None:
         """The path is open."""
@@ -83,7 +82,7 @@ class Account:
     def paused(self, pause: Pause) -> None:
         """The world stands."""
         self.block = pause.block
-        self._stopped_at = pause.stopped_at
+        self.timeline.stopped(pause.block, pause.stopped_at, attended=pause.attended)
 
     @property
     def elapsed_ms(self) -> float:
@@ -114,6 +113,7 @@ class Account:
         facts = machine.facts
         verified = self._verified
         repaired = verified.repair_bytes if verified else 0
+        times, pause = self.timeline, self._pause_ms
         rounds = tuple(
             RoundView(
                 number=number,
@@ -122,14 +122,15 @@ class Account:
                 bytes=taken.bytes,
                 ms=taken.ms,
                 copied_bytes=taken.copied_bytes,
+                start_ms=times.rounds[number - 1] if number <= len(times.rounds) else None,
             )
             for number, taken in enumerate(facts.rounds, start=1)
         )
         commit = self._committed.commit_ms if self._committed else None
         resume = self._adopted.resume_ms if self._adopted else None
         data = None
-        if self._pause_ms is not None and commit is not None and resume is not None:
-            data = self._pause_ms - commit - resume
+        if pause is not None and commit is not None and resume is not None:
+            data = pause - commit - resume
         return Receipt(
             migration_id=self.hello.move_id,
             session_id=self.hello.session_id,
@@ -152,7 +153,7 @@ class Account:
             ),
             source_root=self.source_root,
             destination_root=verified.root if verified else None,
-            pause_ms=self._pause_ms,
+            pause_ms=pause,
             data_ms=data,
             commit_ms=commit,
             resume_ms=resume,
@@ -163,7 +164,15 @@ class Account:
             code=facts.code,
             reason=facts.message,
             devices=self.devices,
+            blocks=times.blocks,
+            stopped_ms=times.stopped_ms,
+            resumed_ms=times.resumed_ms,
         )
+
+    @property
+    def _pause_ms(self) -> float | None:
+        """Until the adoption: a world that went on here again has not been moved."""
+        return self.timeline.pause_ms if self._adopted is not None else None
 
     def _missed(self) -> bool:
         late = self._pause_ms is not None and self._pause_ms > self.hello.horizon_ms

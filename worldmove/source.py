@@ -157,6 +157,9 @@ class SourceMove(Driver):
         claim = self.services.claim
         await self.services.turns.acquire()
         self.done.add_done_callback(lambda _done: self.services.turns.release())
+        # Not before its turn: those that wait for theirs may be many.
+        watch = self._tasks.spawn(self.account.timeline.watch(lambda: self.slot.ranks.block))
+        self.done.add_done_callback(lambda _done: watch.cancel())
         async with self._ledger_turn:
             if self.machine.state is not State.ADMITTED:
                 return  # given up, and perhaps settled already: it must not begin after that
@@ -243,6 +246,11 @@ class SourceMove(Driver):
         if not future.cancelled() and not self.machine.facts.complete:
             self.fail(future.result().code, f"lane: {future.result()}")
 
+    def _send(self, action: p.Send) -> None:
+        if isinstance(action.message, m.Round):
+            self.account.timeline.begins(time.monotonic())
+        super()._send(action)
+
     def _note_prepared(self, _action: p.NotePrepared) -> None:
         self.account.prepared()
         self.post(p.PreparedHere(block=self.session.slot.ranks.block))
@@ -317,6 +325,7 @@ class SourceMove(Driver):
     def _resume_world(self, _action: p.ResumeWorld) -> None:
         if self._pause is not None:
             self._pause.resume()
+            self.account.timeline.resumed(time.monotonic())
             settled_s = time.monotonic() - (self._gave_up_at or inf)
             if settled_s < self.hello.horizon_ms / 1000:  # longer: the ledger was away, no earlier end helps
                 self.services.intake.note_time(SETTLE, settled_s)

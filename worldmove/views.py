@@ -159,7 +159,8 @@ class MigrationRequest(View, frozen=True, kw_only=True):
 class RoundView(View, frozen=True, kw_only=True):
     """One round of copying: what the destination asked for, and how long it took to land and be digested.
 
-    `copied_bytes` of the state lay elsewhere in its memory, and were copied there.
+    `copied_bytes` of the state lay elsewhere in its memory, and were copied there. `start_ms` after the
+    request the source began it; `ms` is what the destination measured.
     """
 
     number: int
@@ -168,6 +169,17 @@ class RoundView(View, frozen=True, kw_only=True):
     bytes: int
     ms: float
     copied_bytes: int = 0
+    start_ms: float | None = None
+
+
+class BlockEnd(View, frozen=True, kw_only=True):
+    """The source saw, `ms` after the request of a move, that block `number` had ended.
+
+    It looks about sixteen times a block; numbers that it left out ended between two looks.
+    """
+
+    number: int
+    ms: float
 
 
 class Damage(View, frozen=True, kw_only=True):
@@ -184,6 +196,9 @@ class Receipt(View, frozen=True, kw_only=True):
     `sent_bytes` are those of all rounds, and the `repair_bytes` that came again in place of damaged leaves;
     `kept_bytes` of the state were at the destination before the last round, and `copied_bytes` at another
     place there. `devices`: pairs of a GPU of the source and the one to which regions of it went.
+
+    The source's clock, in ms since the request: `blocks` that ended before the world stood (256 at most),
+    `stopped_ms` when it stood, `resumed_ms` when the source heard that it could go on, or let it go on there.
     """
 
     migration_id: str
@@ -215,6 +230,9 @@ class Receipt(View, frozen=True, kw_only=True):
     repair_bytes: int = 0
     devices: tuple[tuple[str, str], ...] = ()
     copied_bytes: int = 0
+    blocks: tuple[BlockEnd, ...] = ()
+    stopped_ms: float | None = None
+    resumed_ms: float | None = None
 
 
 class MigrationView(View, frozen=True, kw_only=True):

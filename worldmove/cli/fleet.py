@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -12,6 +13,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from worldmove import picture
 from worldmove.cli import tables
 from worldmove.cli.common import (
     DEFAULT_URL,
@@ -26,6 +28,7 @@ from worldmove.cli.common import (
     stderr,
     stdout,
 )
+from worldmove.cli.moveplot import draw
 from worldmove.client import Client
 from worldmove.errors import DeadlineError, PeerError
 from worldmove.views import MigrationPage, MigrationView, SessionPage, SessionView
@@ -195,6 +198,15 @@ def moves(
 @moves_app.command("show")
 def show_move(
     migration_id: Annotated[str, typer.Argument(metavar="ID")],
+    *,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            show_default=False,
+            metavar="FILE",
+            help="Draw it, once it has ended, into this PNG; needs worldmove[plot].",
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     tls_ca: TlsCa = None,
@@ -202,7 +214,12 @@ def show_move(
 ) -> None:
     """Show one move and its receipt."""
     with reporting(as_json), client_of(url, token, tls_ca) as client:
-        _show(client.migration(migration_id), as_json)
+        if plot is not None:
+            picture.check(plot)
+        found = client.migration(migration_id)
+        if plot is not None:
+            picture.save(draw(found), plot)
+        _show(found, as_json)
 
 
 @moves_app.command("cancel")

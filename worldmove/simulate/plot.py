@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
-from worldmove.errors import ConfigError
+from worldmove import picture
 from worldmove.simulate.outcome import Result
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def draw(result: Result, file: Path) -> None:
-    """Writes a PNG.
+
+def draw(result: Result) -> Figure:
+    """Draws it, 12 by 3.6 inches.
 
     Raises:
-        ConfigError: the file can't be written.
+        ConfigError: matplotlib is not installed.
     """
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
+    figure = picture.new(12, 3.6)
     carried, moves, pauses = figure.subplots(1, 3)
     loads = [row.offered_load for row in result.rows]
     carried.plot(loads, [row.goodput_ratio for row in result.rows], "o-", label="simulated")
@@ -40,10 +39,7 @@ def draw(result: Result, file: Path) -> None:
     ):
         axes.set(title=title, xlabel="offered load", ylim=(0, None))
         axes.legend(fontsize="small")
-    figure.suptitle(f"{result.scenario.name}: {result.scenario.nodes} nodes, {result.moves} moves")
-    try:
-        canvas.print_figure(str(file), format="png")
-    except OSError as error:
-        raise ConfigError(
-            f"plot is {str(file)!r}, which can't be written: {error.strerror}", option="plot"
-        ) from error
+    figure.suptitle(
+        f"{result.scenario.name}: {result.scenario.nodes} nodes, {result.moves} moves", parse_math=False
+    )
+    return figure

@@ -10,9 +10,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from worldmove.errors import ConfigError
+from worldmove import picture
 from worldmove.simulate.engine import Run
 from worldmove.simulate.outcome import Result, Row, laboratory, summary
+from worldmove.simulate.plot import draw
 from worldmove.simulate.scenario import Scenario, read
 
 
@@ -48,7 +49,7 @@ def run(*, file: Path, plot: Path | None = None, compare: Path | None = None, js
 
     Args:
         file: the scenario, TOML.
-        plot: a PNG of the same.
+        plot: a PNG of the same, as `worldmove.picture` writes it.
         compare: a document of `worldmove bench gate --json`.
         json: one JSON document instead of a table.
 
@@ -58,22 +59,16 @@ def run(*, file: Path, plot: Path | None = None, compare: Path | None = None, js
     Raises:
         ConfigError: the scenario is wrong, `compare` is no such document, or `plot` can't be written.
     """
+    if plot is not None:
+        picture.check(plot)
     result = simulate(read(file), compare)
     if plot is not None:
-        _draw(result, plot)
+        picture.save(draw(result), plot)
     if json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
         Console().print(_table(result))
     return 0 if not any(row.missed for row in result.rows) else 1
-
-
-def _draw(result: Result, file: Path) -> None:
-    try:
-        from worldmove.simulate.plot import draw  # noqa: PLC0415 - matplotlib is wanted for this alone
-    except ImportError as error:
-        raise ConfigError("pictures need matplotlib: pip install 'worldmove[plot]'", option="plot") from error
-    draw(result, file)
 
 
 def _table(result: Result) -> Table:
