@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 ORDER = (
     "errors",
+    "quantities",
     "options",
     "config",
     "manifest",
@@ -57,6 +58,7 @@ ORDER = (
     "staging",
     "offering",
     "paths",
+    "directing",
     "inbound",
     "feed",
     "sessions",

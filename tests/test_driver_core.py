@@ -15,6 +15,7 @@ from machine_kit import EVENTS, HELLO, POLICY, facts
 from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.config import Settings
+from worldmove.directing import DirectRates
 from worldmove.driver import Driver, Services
 from worldmove.errors import ConnectionLostError, LedgerError, NoWorkerError
 from worldmove.ledger import records
@@ -138,6 +139,8 @@ def side(role: Role, ledger: FlakyLedger | None = None) -> Side:
         boot_id="boot",
         ledger=cast(Any, ledger),
         lanes=cast(Any, None),
+        direct={},
+        direct_rates=DirectRates(),
         rings=cast(Any, None),
         executors=cast(Any, None),
         intake=cast(Any, None),

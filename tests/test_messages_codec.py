@@ -151,7 +151,7 @@ BAD_FIELDS: list[tuple[m.Message, dict[str, Any]]] = [
     (HELLO, {"epoch": -1}),
     (HELLO, {"epoch": (1 << 42) + 1}),
     (HELLO, {"seed": -1}),
-    (HELLO, {"path": "direct"}),
+    (HELLO, {"path": "carrier pigeon"}),
     (HELLO, {"live": 1}),
     (HELLO, {"socket": "x" * 4097}),
     (HELLO, {"fingerprint": {"a": 1}}),

@@ -74,8 +74,8 @@ async def lanes(**options: Any) -> AsyncIterator[LanePool]:
         await pool.close()
 
 
-def mapped(pid: int) -> bool:
-    return "test-arena" in Path(f"/proc/{pid}/maps").read_text()
+def mapped(pid: int, name: str = "test-arena") -> bool:
+    return name in Path(f"/proc/{pid}/maps").read_text()
 
 
 def whole(arena: Arena) -> list[LaneRegion]:

@@ -60,6 +60,8 @@ class Settings:
     egress_rate: float | None = None
     min_gbps: float = 0.0
     path: PathChoice = "auto"
+    direct_min_gbps: float = 30.0
+    direct_ring: int = 1 << 30
     lanes: int = 1
     lane_device: str = ""
     executors: int = 1

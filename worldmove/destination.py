@@ -137,7 +137,7 @@ class DestinationMove(Driver):
         admitted = m.Admitted(
             incarnation=self.services.claim.incarnation,
             path=berth.path,
-            lanes=self.services.settings.lanes if berth.path == "staged" else 0,
+            lanes=self.services.settings.lanes if berth.path == "staged" or berth.in_case else 0,
             devices=travelled(action.hello.manifest, berth.memory.manifest),
             **self.services.intake.terms_of(self.move_id),
         )
@@ -158,13 +158,13 @@ class DestinationMove(Driver):
         self._reader = Reader(self._bound().memory, self.services.executors, self.hello.seed)
         await self._reader.open()
         opening = Opening(self.services, self.hello, action.begin)
-        near = self._bound().path == "local"
-        self._path = await (opening.local(self._reader) if near else opening.staged(self._reader))
+        self._path, ready = await opening.open(self._bound().path, self._reader)
+        self.path_name = self._path.name
         self._path.lost.add_done_callback(self._on_path_lost)
         await self._arrival.opened(self._path, self._bound().memory.leaf_map)
         self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed, self._arrival.read)
         await self._inbound.open(arm=not self.hello.live, live_share=self.services.settings.live_share)
-        self.post(p.PathReady())
+        self.post(ready)
 
     def _on_path_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
         if not future.cancelled() and not self.machine.facts.complete:

@@ -21,6 +21,7 @@ from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.config import Settings
 from worldmove.descriptors import DescriptorDoor
+from worldmove.directing import DirectLanes, DirectRates
 from worldmove.errors import LedgerError, NotFoundError, ProtocolError, WorldMoveError
 from worldmove.executor.devices import Pools
 from worldmove.hosting.slots import Slot
@@ -97,6 +98,8 @@ class Services:
     boot_id: str
     ledger: Ledger
     lanes: LanePool
+    direct: DirectLanes
+    direct_rates: DirectRates
     rings: Rings
     executors: Pools
     intake: Intake

@@ -154,6 +154,12 @@ class ConnectionLostError(TransportError):
     code = "connection-lost"
 
 
+class SlowPathError(TransportError):
+    """A path was measured and brings less than it must; `details["gbps"]` is what it brings."""
+
+    code = "path-too-slow"
+
+
 class FramingError(TransportError):
     """A message has a wrong length, kind, magic or version."""
 

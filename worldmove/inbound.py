@@ -19,6 +19,7 @@ import numpy as np
 from worldmove import delta
 from worldmove.arming import Armed
 from worldmove.digest import LeafTable, Leaves
+from worldmove.directing import DirectPath
 from worldmove.errors import WorldMoveError
 from worldmove.manifest import DIGEST_BYTES, LeafMap, Span
 from worldmove.messages import DamagedLeaf, TablePart
@@ -27,7 +28,7 @@ from worldmove.paths import LocalPath, Path
 from worldmove.protocol import RoundComplete
 from worldmove.reading import Plan, Reader
 from worldmove.rearranging import Rearranger, Tables
-from worldmove.tasks import Tasks
+from worldmove.tasks import Tasks, each
 
 UNREAD_PER_SLOT = 2
 
@@ -155,6 +156,13 @@ class Inbound:
             if arm and self._landing.sign is not None:
                 plan, self._everything = self._everything, None
                 self._armed = self._landing.arm(plan, self._landing.sign, self._note_landed)
+        elif isinstance(self._path, DirectPath):
+            leaf_map = self._reader.memory.leaf_map
+            plans = [
+                self._reader.plan_read(self._own, batch)
+                for batch in delta.batches(leaf_map.whole(), leaf_map, self._path.batch_bytes)
+            ]
+            await each([self._reader.prepare(plan) for plan in plans])
 
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
@@ -359,7 +367,7 @@ class Inbound:
             self._count.landed_at = time.monotonic()
             self._on_landed(sum(span.length for span in batch))
             if self._landing is None:
-                await self._reader.read(self._own, batch, urgent=final)
+                await self._reader.read(self._own, batch, urgent=final, on_read=self._prove)
         finally:
             self._unread.release()
 

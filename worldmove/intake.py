@@ -24,7 +24,7 @@ from worldmove.granting.meter import Epoch
 from worldmove.granting.pauses import Need
 from worldmove.manifest import LeafMap, Manifest
 from worldmove.paths import Path
-from worldmove.probing import probe
+from worldmove.probing import Probe, probe
 from worldmove.promises import Promises
 from worldmove.rates import Rates
 
@@ -82,7 +82,7 @@ class Intake:
         self._open_to_all = settings.gate == "off"
         self.rejected: Counter[str] = Counter()
         self._most_moves = max(MOST_LANES // settings.lanes, 1)
-        self._books = {"staged": Promises(), "local": Promises()}
+        self._books = {"staged": Promises(), "local": Promises(), "direct": Promises()}
         self._taken: dict[str, Taken] = {}
 
     def judge(self, hello: m.Hello, path: str) -> Verdict:
@@ -131,11 +131,16 @@ class Intake:
         taken, now = self._taken.get(move_id), time.monotonic()
         if taken is None:
             return
+        if path.name != taken.path:
+            self._take_over(move_id, taken, path.name)
         self.rates.note(names.OPEN, max(now - taken.began, 1e-6), now)
         if taken.supply.path is not None or (taken.path == "staged" and self.gate.busy):
             return
-        with self.gate.pace.probed() if taken.path == "staged" else contextlib.nullcontext():
-            found = await probe(path, leaf_map)
+        if path.rate is not None:
+            found = Probe(0, 0.0, path.rate, 0.0)
+        else:
+            with self.gate.pace.probed() if taken.path == "staged" else contextlib.nullcontext():
+                found = await probe(path, leaf_map)
         if found.rate is None:
             return
         now = time.monotonic()
@@ -149,6 +154,12 @@ class Intake:
         taken.supply, taken.verdict = supply, judge(demand, supply)
         if not taken.verdict.admissible:
             raise rejection(taken.verdict)
+
+    def _take_over(self, move_id: str, taken: Taken, path: str) -> None:
+        """Another path was opened than the move was taken on for: nothing is known of it in this move."""
+        self._books[taken.path].drop(move_id)
+        self._books[path].promise(move_id, taken.verdict, taken.began + taken.demand.deadline_s)
+        taken.path, taken.supply = path, msgspec.structs.replace(taken.supply, path=None)
 
     async def turn(self, move_id: str) -> None:
         """Waits until the move may stop its world (`Gate.turn`)."""

@@ -71,7 +71,8 @@ class Hello(Message, frozen=True, kw_only=True):
     """Source → destination: may this session come? With `dry_run` only the verdict is wanted.
 
     `boot_id` and `socket` (a Unix socket for descriptors) tell whether both nodes are on one host. `devices`:
-    where the regions of a device of the source are to lie, as `worldmove.placement.Wanted` says.
+    where the regions of a device of the source are to lie, as `worldmove.placement.Wanted` says. `direct`:
+    all regions lie on GPUs that have lanes.
     """
 
     move_id: Name
@@ -92,6 +93,7 @@ class Hello(Message, frozen=True, kw_only=True):
     dry_run: bool = False
     devices: Annotated[dict[Name, Name], Meta(max_length=MAX_RANKS)] = {}
     terms: Terms | None = None
+    direct: bool = False
 
 
 class Admitted(Message, frozen=True, kw_only=True):
@@ -100,6 +102,7 @@ class Admitted(Message, frozen=True, kw_only=True):
     `devices`: pairs of a GPU of the source and the one to which regions of it go.
     `required` and `available` are the terms of the verdict, `unmeasured` those that nobody knows yet;
     `provisional`: they are measured before the world stops, and may still refuse the move.
+    `lanes`: how many for the staged path are wanted; with a `path` that is another one, in case that fails.
     """
 
     incarnation: Count
@@ -121,11 +124,15 @@ class Rejected(Message, frozen=True, kw_only=True):
 
 
 class LaneOffer(msgspec.Struct, frozen=True):
-    """Where one source lane listens, and the one-time token that it expects."""
+    """Where one source lane listens, and the one-time token that it expects.
+
+    `device`: of a direct lane the GPU whose regions it serves, as the manifest names it.
+    """
 
     host: Name
     port: Annotated[int, Meta(ge=1, le=65535)]
     token: Secret
+    device: Annotated[str, Meta(max_length=256)] = "host"
 
     def __repr__(self) -> str:
         return f"LaneOffer({self.host}:{self.port})"
@@ -134,13 +141,17 @@ class LaneOffer(msgspec.Struct, frozen=True):
 class Begin(Message, frozen=True, kw_only=True):
     """Source → destination: the record says `moving`; here is the way to the bytes.
 
-    Either `lanes`, or (both nodes on one host) a Unix socket with a one-time token for descriptors, their
-    sizes in bytes, the devices whose memory they are (all the host's, if left out), and where each region
-    lies in them. With `page` the last descriptor is the session's control page, to be looked at: the world
-    will be paused next, and whoever sees it stand may copy.
+    `direct` lanes, one for each GPU, `lanes` for the staged path (also beside direct ones that may turn out
+    too slow; `reason`: why there are none of these), or (both nodes on one host) a Unix socket with a
+    one-time token for descriptors, their sizes in bytes, the devices whose memory they are (all the host's,
+    if left out), and where each region lies in them.
+    With `page` the last descriptor is the session's control page, to be looked at: the world will be paused
+    next, and whoever sees it stand may copy.
     """
 
     lanes: Annotated[tuple[LaneOffer, ...], Meta(max_length=MAX_LANES)] = ()
+    direct: Annotated[tuple[LaneOffer, ...], Meta(max_length=MAX_LANES)] = ()
+    reason: Text = ""
     socket: Text | None = None
     token: Secret | None = None
     extent_bytes: Annotated[tuple[Count, ...], Meta(max_length=MAX_REGIONS + MAX_RANKS)] = ()
@@ -154,11 +165,19 @@ class Begin(Message, frozen=True, kw_only=True):
         return len(self.extent_bytes) + self.page
 
     def __repr__(self) -> str:
-        return f"Begin(lanes={self.lanes}, socket={self.socket!r})"
+        return f"Begin(lanes={self.lanes}, direct={self.direct}, socket={self.socket!r})"
 
 
 class Prepared(Message, frozen=True, kw_only=True):
-    """Destination → source: the path is open and the standby has the memory mapped."""
+    """Destination → source: the path is open and the standby has the memory mapped.
+
+    `path` that was opened, and what a bare transfer over it brought in 10⁹ bit/s, where that was measured;
+    `reason`: why it is another one than was admitted.
+    """
+
+    path: Name | None = None
+    gbps: Annotated[float, Meta(ge=0)] = 0.0
+    reason: Text = ""
 
 
 class Round(Message, frozen=True, kw_only=True):

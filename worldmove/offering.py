@@ -1,16 +1,20 @@
-"""The source's side of the *staged* path: lanes that serve a session's memory, if need be through rings."""
+"""What a source offers: lanes that serve a session's memory, if need be through rings, or its descriptors."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+from worldmove import messages as m
 from worldmove.errors import WorldMoveError
 from worldmove.hosting.memory import Holding
 from worldmove.outlet import Leaves
 from worldmove.rings import Ring, Rings
 from worldmove.staging import RingLane, Stage, lease
-from worldmove.transport.pool import Lane, LanePool, LaneRegion
+from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
 from worldmove.transport.slots import unpack_rows
+
+OnLost = Callable[[asyncio.Future[WorldMoveError]], None]
 
 
 class Filling:
@@ -103,6 +107,30 @@ class Serving:
         self._lanes.append(lane)
         return lane
 
+    async def offer(
+        self, count: int, move_id: str, memory: Holding, host: str, on_lost: OnLost
+    ) -> tuple[m.LaneOffer, ...]:
+        """Leases so many lanes and has them serve.
+
+        Args:
+            count: of lanes.
+            move_id: of the move.
+            memory: of the session.
+            host: where the other node reaches this one's lanes.
+            on_lost: called when one of them fails.
+
+        Raises:
+            WorldMoveError: one can't be had; those that there are stay until `end`.
+        """
+        offers = []
+        for _ in range(count):
+            lane = await self.lease(move_id, memory)
+            lane.lost.add_done_callback(on_lost)
+            token = mint_token()
+            await lane.serve(token)
+            offers.append(m.LaneOffer(host, lane.port, token))
+        return tuple(offers)
+
     def limit(self, leaves: Leaves | None) -> None:
         """Before the first lane: what the move may send passes through `leaves`; `None`: no limit."""
         self._leaves = leaves
@@ -150,3 +178,15 @@ def regions_of(memory: Holding) -> list[LaneRegion]:
         LaneRegion(place.extent, place.offset, region.nbytes)
         for place, region in zip(memory.places, memory.manifest.regions, strict=True)
     ]
+
+
+def descriptors_of(memory: Holding, socket: str, token: bytes, *, page: bool) -> m.Begin:
+    """What the *local* path begins with: descriptors at `socket` for `token`; `page`: the page's, too."""
+    return m.Begin(
+        socket=socket,
+        token=token,
+        extent_bytes=tuple(extent.nbytes for extent in memory.extents),
+        extent_devices=tuple(extent.device for extent in memory.extents),
+        places=memory.places,
+        page=page,
+    )

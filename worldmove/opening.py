@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 
+import structlog
+
 from worldmove import messages as m
+from worldmove import protocol as p
 from worldmove.arming import Sign
 from worldmove.descriptors import fetch
+from worldmove.directing import DirectPath, connect, floor
 from worldmove.driver import Services
-from worldmove.errors import FramingError
+from worldmove.errors import FramingError, SlowPathError, WorldMoveError
 from worldmove.gate import Pass
 from worldmove.ipc import close_all
 from worldmove.offering import regions_of
 from worldmove.paths import LocalPath, Path, StagedPath, foreign_memory
 from worldmove.reading import Reader
 from worldmove.staging import RingLane, RingPath, Stage, lease, needs_ring
+
+log = structlog.get_logger(__name__)
 
 
 class Opening:
@@ -31,6 +37,57 @@ class Opening:
         self._hello = hello
         self._begin = begin
         self._timeout_ms = int(services.settings.peer_timeout_ms)
+
+    async def open(self, path: str, target: Reader) -> tuple[Path, p.PathReady]:
+        """Opens the path that was admitted, or the staged one where that fails and lanes were offered, too.
+
+        Returns:
+            The path, and what there is to say about it.
+
+        Raises:
+            WorldMoveError: as `local`, `direct` and `staged`.
+        """
+        if path == "local":
+            return await self.local(target), p.PathReady(path=path)
+        if path == "staged":
+            return await self.staged(target), p.PathReady(path=path)
+        try:
+            opened = await self.direct(target)
+        except WorldMoveError as error:
+            if not self._begin.lanes:
+                raise
+            log.warning("another path is taken", move=self._hello.move_id, reason=error.message)
+            reason = error.message[: m.MAX_TEXT]
+            return await self.staged(target), p.PathReady(path="staged", reason=reason)
+        return opened, p.PathReady(path=path, gbps=opened.gbps)
+
+    async def direct(self, target: Reader) -> DirectPath:
+        """Connects lanes of this node's GPUs to those of the source's, and remembers what they bring.
+
+        Raises:
+            SlowPathError: it is too slow; the lanes are idle again.
+            WorldMoveError: a lane can't be had or connected; none is left then.
+        """
+        services, begin = self._services, self._begin
+        if not begin.direct:
+            raise FramingError(begin.reason or "begin offers no direct lanes")
+        peer = self._hello.source
+        services.direct_rates.note(peer, None)
+        try:
+            path = await connect(
+                services.direct,
+                self._hello,
+                begin.direct,
+                target.memory,
+                self._pass,
+                floor_gbps=floor(services.settings),
+                timeout_ms=self._timeout_ms,
+            )
+        except SlowPathError as error:
+            services.direct_rates.note(peer, error.details["gbps"])
+            raise
+        services.direct_rates.note(peer, path.gbps)
+        return path
 
     async def local(self, target: Reader) -> Path:
         """Maps the source's memory beside `target`'s.

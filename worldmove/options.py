@@ -7,7 +7,6 @@ refused in the same words, wherever it stands.
 from __future__ import annotations
 
 import ipaddress
-import math
 import os
 import re
 from collections.abc import Callable
@@ -15,30 +14,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
+from worldmove.quantities import parse_rate, parse_size
+
 ENV_PREFIX = "WORLDMOVE_"
 MAX_SOCKET_PATH = 107
 """Longest path that the kernel takes for a Unix socket, in bytes (sun_path less its final zero)."""
 SOCKET_NAME = "node.sock"
 
-PathChoice = Literal["auto", "local", "staged"]
+PathChoice = Literal["auto", "local", "direct", "staged"]
 GateChoice = Literal["on", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 
-_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-_BYTES = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)(/s)?")
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -76,29 +63,10 @@ class Option(NamedTuple):
         return ENV_PREFIX + self.name.upper()
 
 
-def parse_rate(text: str) -> float:
-    """Bytes per second of a line rate: `10Gbit`, `500 Mbit/s` (powers of 1000, as networks count).
-
-    Raises:
-        ValueError: no number, no unit, or 0.
-    """
-    match = _QUANTITY.fullmatch(text.strip())
-    if match is None or match[2].lower() not in _BITS:
+def _ring(text: str) -> int:
+    if not 512 << 20 <= (size := parse_size(text)) <= 4 << 30:
         raise ValueError(text)
-    return _positive(float(match[1]) * _BITS[match[2].lower()] / 8)
-
-
-def parse_size(text: str) -> int:
-    """Bytes of `4GB` (powers of 1000), `4GiB` (powers of 1024) or `4096`.
-
-    Raises:
-        ValueError: no number, an unknown unit, or less than one byte.
-    """
-    match = _QUANTITY.fullmatch(text.strip())
-    if match is None or match[3] or match[2].lower() not in _BYTES:
-        raise ValueError(text)
-    whole = int(float(match[1]) * _BYTES[match[2].lower()]) if "." in match[1] else None
-    return int(_positive(int(match[1]) * _BYTES[match[2].lower()] if whole is None else whole))
+    return size
 
 
 def is_loopback(host: str) -> bool:
@@ -109,12 +77,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _positive(value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(value)
-    return value
 
 
 def _number(low: float, high: float) -> Callable[[str], float]:
@@ -333,9 +295,16 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "path",
         _one_of(get_args(PathChoice)),
-        "auto, local or staged",
-        "How bytes travel: local (one host, descriptors), staged (TCP lanes), or the best there is.",
+        "auto, local, direct or staged",
+        "How bytes travel: local (on one host), direct (GPU to GPU by UCX), staged (TCP), or what is best.",
     ),
+    Option(
+        "direct_min_gbps",
+        _number(0, 100_000),
+        "Gbit/s, 0 to 100000",
+        "What a bare transfer between direct lanes must bring, or the path is not taken.",
+    ),
+    Option("direct_ring", _ring, "a size of 512MiB to 4GiB", "What a direct lane takes of its GPU."),
     Option(
         "lane_device",
         _device,

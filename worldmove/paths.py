@@ -35,6 +35,8 @@ class Path(Protocol):
     name: str
     width: int
     """How many batches may be under way at once."""
+    rate: float | None
+    """Bytes per second that a bare transfer brought when it was opened; `None`: nobody has measured."""
     lost: asyncio.Future[WorldMoveError]
     """Completes when the path can bring nothing more."""
 
@@ -62,6 +64,7 @@ class StagedPath:
     """Pulls over leased lanes, each batch under a grant of the node's gate."""
 
     name = "staged"
+    rate: float | None = None
 
     def __init__(self, lanes: Sequence[Lane], gate: Pass) -> None:
         self._lanes = list(lanes)
@@ -128,6 +131,7 @@ class LocalPath:
     """
 
     name = "local"
+    rate: float | None = None
 
     def __init__(self, source: Reader, target: Reader, sign: Sign | None = None) -> None:
         on_gpus = any(extent.device != "host" for extent in target.memory.extents)

@@ -116,7 +116,11 @@ class AdmitRefused(Event, frozen=True, kw_only=True):
 
 
 class PathReady(Event, frozen=True, kw_only=True):
-    """Destination: lanes are connected, or descriptors are mapped."""
+    """Destination: lanes are connected, or descriptors are mapped; see `messages.Prepared`."""
+
+    path: str | None = None
+    gbps: float = 0.0
+    reason: str = ""
 
 
 class RoundComplete(Event, frozen=True, kw_only=True):
@@ -192,7 +196,7 @@ class BeginRecord(Action, frozen=True, kw_only=True):
 
 
 class OfferPath(Action, frozen=True, kw_only=True):
-    """Source: lease lanes, or open the door for descriptors."""
+    """Source: lease lanes, or open the door for descriptors; `lanes`: staged ones, if only in case."""
 
     path: str
     lanes: int

@@ -52,6 +52,10 @@ class Plan:
             if on_read is not None:
                 on_read(first, count)
 
+    def single_parts(self) -> list[Plan]:
+        """The same work, a request at a time."""
+        return [Plan(self.table, [(pool, [part])], self.leaves) for pool, some in self.parts for part in some]
+
 
 HOST = "host"
 FILL_TRIES = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,6 +38,8 @@ class Account:
         self.path: str | None = None
         self.lanes = 0
         self.devices: tuple[tuple[str, str], ...] = ()
+        self.gbps: float | None = None
+        self.path_reason: str | None = None
         self.destination_incarnation = 0
         self.prepare_ms: float | None = None
         self.block: int | None = None
@@ -59,6 +62,8 @@ class Account:
         if isinstance(event, m.Admitted):
             self.path, self.lanes, self.devices = event.path, event.lanes, event.devices
             self.destination_incarnation = event.incarnation
+        elif isinstance(event, m.Prepared):
+            self._opened(event)
         elif isinstance(event, m.Rejected):
             self._rejected = event
         elif isinstance(event, m.Progress):
@@ -73,6 +78,13 @@ class Account:
         elif isinstance(event, m.Adopted):
             self._adopted = event
             self.timeline.resumed(time.monotonic())
+
+    def _opened(self, prepared: m.Prepared) -> None:
+        self.path = prepared.path or self.path
+        self.gbps = prepared.gbps or None
+        self.path_reason = prepared.reason or None
+        if self.path == "direct":
+            self.lanes = len({region.device for region in self.hello.manifest.regions})
 
     def prepared(self) -> None:
         """The path is open."""
@@ -167,6 +179,8 @@ class Account:
             blocks=times.blocks,
             stopped_ms=times.stopped_ms,
             resumed_ms=times.resumed_ms,
+            path_gbps=self.gbps or _brought(rounds),
+            path_reason=self.path_reason,
         )
 
     @property
@@ -177,6 +191,12 @@ class Account:
     def _missed(self) -> bool:
         late = self._pause_ms is not None and self._pause_ms > self.hello.horizon_ms
         return late or (self._adopted is not None and self.elapsed_ms > self.hello.deadline_ms)
+
+
+def _brought(rounds: Sequence[RoundView]) -> float | None:
+    """What the round with the most bytes brought, in 10⁹ bit/s."""
+    longest = max(rounds, key=lambda one: one.bytes, default=None)
+    return longest.bytes * 8 / longest.ms / 1e6 if longest is not None and longest.ms > 0 else None
 
 
 def move_state(state: State) -> MoveState:

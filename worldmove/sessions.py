@@ -105,11 +105,14 @@ class Berth:
 
     Attributes:
         path: how the bytes will come.
+        in_case: whether lanes of the staged path are wanted, too, in case that fails.
     """
 
-    def __init__(self, slot: Slot, path: str, move_id: str, book: SessionBook, *, bare: bool) -> None:
+    def __init__(
+        self, slot: Slot, way: tuple[str, bool], move_id: str, book: SessionBook, *, bare: bool
+    ) -> None:
         self.slot = slot
-        self.path = path
+        self.path, self.in_case = way
         self._move_id = move_id
         self._book = book
         self._bare = bare

@@ -15,6 +15,7 @@ from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.arming import Armed, Sign
 from worldmove.digest import LeafTable
+from worldmove.directing import DirectServing
 from worldmove.driver import Driver, PeerChannel, Perform, Services
 from worldmove.errors import LostRaceError, MoveAbortedError, PeerError, WorldMoveError
 from worldmove.hosting.ranks import Pause
@@ -22,7 +23,7 @@ from worldmove.hosting.slots import Slot
 from worldmove.ledger import records
 from worldmove.ledger.records import MoveRef, SessionRecord
 from worldmove.machine import Role
-from worldmove.offering import Serving
+from worldmove.offering import Serving, descriptors_of
 from worldmove.page.looking import open_to_look
 from worldmove.protocol import State
 from worldmove.rates import SETTLE
@@ -70,6 +71,7 @@ class SourceMove(Driver):
         self._reader = Reader(self._holding, services.executors, session.slot.seed)
         stage = Stage(self._reader, services.executors) if needs_ring(self._holding) else None
         self._lanes = Serving(services.lanes, services.rings, stage)
+        self._direct = DirectServing(services.direct)
         self._table: LeafTable | None = None
         self._plan: Plan | None = None
         self._armed: Armed | None = None
@@ -200,14 +202,11 @@ class SourceMove(Driver):
             self._token = secrets.token_bytes(32)
             page = await self._arm(self._plan)
             self.services.door.offer(self._token, (*memory.fds, *page))
-            begin = m.Begin(
-                socket=str(self.services.door.path),
-                token=self._token,
-                extent_bytes=tuple(extent.nbytes for extent in memory.extents),
-                extent_devices=tuple(extent.device for extent in memory.extents),
-                places=memory.places,
-                page=bool(page),
-            )
+            begin = descriptors_of(memory, str(self.services.door.path), self._token, page=bool(page))
+        elif action.path == "direct":
+            spare = await self._serve_lanes(action.lanes) if action.lanes else ()
+            way = self.move_id, memory, self._host(), self._on_direct_lost, spare
+            begin = await self._direct.begin(*way)
         else:
             begin = m.Begin(lanes=await self._serve_lanes(action.lanes))
         self.post(p.PathOffered(begin=begin))
@@ -228,19 +227,19 @@ class SourceMove(Driver):
         self._plan = None
         return (page,)
 
+    def _on_direct_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
+        facts = self.machine.facts  # before the path is open the staged one may still take its place
+        if facts.path == "direct" and not (facts.lanes and self.machine.state is State.ADMITTED):
+            self._on_lane_lost(future)
+
+    def _host(self) -> str:
+        return self.services.lanes.host or urlsplit(self.services.url).hostname or "127.0.0.1"
+
     async def _serve_lanes(self, count: int) -> tuple[m.LaneOffer, ...]:
         hello, terms = self.hello, self.hello.terms or m.Terms()
         nbytes = hello.manifest.nbytes + (terms.dirty_bytes_per_s or 0.0) * hello.deadline_ms / 1000
         self._lanes.limit(self.services.outlet.join(self.move_id, int(nbytes), hello.deadline_ms / 1000))
-        host = self.services.lanes.host or urlsplit(self.services.url).hostname or "127.0.0.1"
-        offers = []
-        for _ in range(count):
-            lane = await self._lanes.lease(self.move_id, self._holding)
-            lane.lost.add_done_callback(self._on_lane_lost)
-            token = secrets.token_bytes(32)
-            await lane.serve(token)
-            offers.append(m.LaneOffer(host, lane.port, token))
-        return tuple(offers)
+        return await self._lanes.offer(count, self.move_id, self._holding, self._host(), self._on_lane_lost)
 
     def _on_lane_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
         if not future.cancelled() and not self.machine.facts.complete:
@@ -253,10 +252,18 @@ class SourceMove(Driver):
 
     def _note_prepared(self, _action: p.NotePrepared) -> None:
         self.account.prepared()
+        if self.machine.facts.path == "staged":
+            self._work.spawn(self._direct.end())
+        elif self.machine.facts.lanes:
+            self._work.spawn(self._release_staged())
         self.post(p.PreparedHere(block=self.session.slot.ranks.block))
 
     def _note_landed(self, _action: p.NoteLanded) -> None:
         self.post(p.LandedHere(block=self.session.slot.ranks.block))
+
+    async def _release_staged(self) -> None:
+        for error in await self._lanes.release():
+            self.log.info("lane ended instead of being released", error=str(error))
 
     async def _read_table(self, action: p.ReadTable) -> None:
         table, block = self._opened_table(), self.session.slot.ranks.block
@@ -276,7 +283,9 @@ class SourceMove(Driver):
         if plan is None:
             plan = self._reader.plan_read(table, self._reader.all_spans())
         start = time.monotonic()
-        await self._reader.perform(plan, urgent=action.final, on_read=send)
+        # Direct lanes copy on the same devices, and need their turns there.
+        for some in plan.single_parts() if self.machine.facts.path == "direct" else [plan]:
+            await self._reader.perform(some, urgent=action.final, on_read=send)
         manifest = self.hello.manifest
         self.services.intake.note_digest("source", manifest, manifest.nbytes, time.monotonic() - start)
         self.post(p.TableDone(number=action.number, block=block))
@@ -345,13 +354,14 @@ class SourceMove(Driver):
             self._armed.drop()
         await self._work.cancel()
         await self._lanes.end()
+        await self._direct.end()
         await self._close_path()
 
     async def _close_path(self) -> None:
         if self._token is not None:
             self.services.door.withdraw(self._token)
-        for error in await self._lanes.release():
-            self.log.info("lane ended instead of being released", error=str(error))
+        await self._release_staged()
+        await self._direct.release()
         if self._armed is not None:
             await self._armed.close()
         await self._reader.close()

@@ -112,6 +112,7 @@ class RingPath:
     """
 
     name = "staged"
+    rate: float | None = None
 
     def __init__(self, leased: Sequence[RingLane], stage: Stage, gate: Pass, rings: Rings) -> None:
         self._lines = [_Line(one) for one in leased]

@@ -12,7 +12,7 @@ import msgspec
 from worldmove.manifest import Manifest, Region
 
 SessionState = Literal["live", "paused", "unattended", "fenced", "lost", "ended", "elsewhere"]
-PathChoice = Literal["auto", "local", "staged"]
+PathChoice = Literal["auto", "local", "direct", "staged"]
 MoveState = Literal[
     "requested",
     "admitted",
@@ -195,7 +195,10 @@ class Receipt(View, frozen=True, kw_only=True):
 
     `sent_bytes` are those of all rounds, and the `repair_bytes` that came again in place of damaged leaves;
     `kept_bytes` of the state were at the destination before the last round, and `copied_bytes` at another
-    place there. `devices`: pairs of a GPU of the source and the one to which regions of it went.
+    place there. `devices`: pairs of a GPU of the source and the one to which regions of it went. `path_gbps`:
+    what a bare transfer over the path brought when it was opened, in 10⁹ bit/s, where that is measured
+    (direct); else what the longest round brought. `path_reason`: why a better path was not taken, where one
+    was tried.
 
     The source's clock, in ms since the request: `blocks` that ended before the world stood (256 at most),
     `stopped_ms` when it stood, `resumed_ms` when the source heard that it could go on, or let it go on there.
@@ -233,6 +236,8 @@ class Receipt(View, frozen=True, kw_only=True):
     blocks: tuple[BlockEnd, ...] = ()
     stopped_ms: float | None = None
     resumed_ms: float | None = None
+    path_gbps: float | None = None
+    path_reason: str | None = None
 
 
 class MigrationView(View, frozen=True, kw_only=True):

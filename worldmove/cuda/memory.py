@@ -106,6 +106,20 @@ class Device:
             return Opened(self._driver, self._context, handle, nbytes)
         return Mapping(self._driver, self.info.ordinal, fd, self.room(nbytes), self._descriptor_kind())
 
+    def allocate(self, nbytes: int) -> int:
+        """Plain memory, contents undefined, for this process alone; it goes with the process.
+
+        It is the kind that libraries can export (CUDA IPC) or register (RDMA), as `create`'s is not.
+
+        Returns:
+            Its address.
+
+        Raises:
+            NoMemoryError: the device has not that much.
+        """
+        with Current(self._driver, self._context):
+            return int(call(self._driver, "cuMemAlloc", nbytes))
+
     def register(self, address: int, nbytes: int) -> int:
         """Locks host memory of this process, so that the device reads and writes it directly.
 

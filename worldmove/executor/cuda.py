@@ -21,7 +21,7 @@ from worldmove.cuda.driver import find
 from worldmove.cuda.memory import Window
 from worldmove.errors import ConnectionLostError, DeviceError, NoMemoryError, TransportError, ValidationError
 from worldmove.executor.faults import LAND_FLIP_ONCE
-from worldmove.executor.gpu import Begun, Gpu
+from worldmove.executor.gpu import Gpu
 from worldmove.executor.messages import (
     Allocate,
     Armed,
@@ -43,6 +43,7 @@ from worldmove.executor.messages import (
 from worldmove.executor.serving import options, prepare, run
 from worldmove.executor.signs import Waiting
 from worldmove.ipc import Channel, close_all
+from worldmove.kernels.streams import Begun
 from worldmove.memory.near import stay_near
 
 CUDA_ERRORS = (

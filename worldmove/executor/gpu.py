@@ -5,30 +5,24 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cupy
 import numpy as np
 
 from worldmove.cuda.memory import Device, Window
-from worldmove.errors import DeviceError, TransportError, ValidationError
+from worldmove.errors import TransportError, ValidationError
 from worldmove.executor.messages import CopyPiece, Digest, Fill, Land, Piece
 from worldmove.ipc import map_shared
 from worldmove.kernels.leaf_digest_cuda import DigestPlan, LeafDigest
 from worldmove.kernels.pieces import make_pieces
 from worldmove.kernels.runs import make_runs
 from worldmove.kernels.runs_cuda import RunKernels
+from worldmove.kernels.streams import DEFAULT_DIRECTION, Begun, begin_copies, begun
 from worldmove.manifest import DIGEST_BYTES
-
-ENGINE_BYTES = 1 << 20
-"""From this size on a piece goes to a copy engine by itself; smaller ones share one kernel."""
 
 MAX_PLANS = 256
 """Digests that are kept ready; the oldest make room."""
-
-_DEFAULT_DIRECTION = 4
-_SUCCESS = 0
-_NOT_READY = 600
 
 
 class Attached(NamedTuple):
@@ -43,24 +37,6 @@ class Attached(NamedTuple):
     nbytes: int
     writable: bool
     owner: Window | mmap.mmap
-
-
-class Begun(NamedTuple):
-    """Work on a stream: done once `event` is; `keep` may not go before that."""
-
-    event: cupy.cuda.Event
-    keep: Any = None
-
-    def done(self) -> bool:
-        """Whether it is done; costs a microsecond.
-
-        Raises:
-            DeviceError: it failed, and the context with it.
-        """
-        status = cupy.cuda.runtime.eventQuery(self.event.ptr)
-        if status not in (_SUCCESS, _NOT_READY):
-            raise DeviceError(f"work on the device failed with cudaError {status}")
-        return bool(status == _SUCCESS)
 
 
 class Gpu:
@@ -152,7 +128,7 @@ class Gpu:
             raise
         stream = self._computing
         cupy.cuda.runtime.memsetAsync(mapping.address, 0, mapping.nbytes, stream.ptr)
-        return fd, mapping, self._begun(stream)
+        return fd, mapping, begun(stream)
 
     def digest(self, request: Digest) -> Begun:
         """Begins to write the digests of all leaves of the pieces into the table's rows.
@@ -194,7 +170,7 @@ class Gpu:
         with stream:
             plan = self._plans.get(wanted) or self._plan(wanted)
             self._digests.digest(plan, seed, table, beside=stream is self._landing)
-        return self._begun(stream, plan)
+        return begun(stream, plan)
 
     def land(self, request: Land) -> Begun:
         """Begins to copy, and to digest what has landed after that; raises as `copy` and `digest`."""
@@ -211,10 +187,10 @@ class Gpu:
         address = self._at(piece.key, piece.offset + piece.length // 2, 1, writable=True)
         byte = np.zeros(1, dtype=np.uint8)
         stream = self._landing
-        cupy.cuda.runtime.memcpyAsync(byte.ctypes.data, address, 1, _DEFAULT_DIRECTION, stream.ptr)
+        cupy.cuda.runtime.memcpyAsync(byte.ctypes.data, address, 1, DEFAULT_DIRECTION, stream.ptr)
         stream.synchronize()
         byte ^= np.uint8(1)
-        cupy.cuda.runtime.memcpyAsync(address, byte.ctypes.data, 1, _DEFAULT_DIRECTION, stream.ptr)
+        cupy.cuda.runtime.memcpyAsync(address, byte.ctypes.data, 1, DEFAULT_DIRECTION, stream.ptr)
         stream.synchronize()
 
     def copy(self, pieces: Sequence[CopyPiece]) -> Begun:
@@ -223,23 +199,14 @@ class Gpu:
         Raises:
             ValidationError: a piece lies outside its memory, or overlaps itself.
         """
-        small: list[tuple[int, int, int]] = []
-        large: list[tuple[int, int, int]] = []
+        copies = []
         for piece in _joined(pieces):
             source = self._at(piece.source_key, piece.source_offset, piece.length)
             target = self._at(piece.key, piece.offset, piece.length, writable=True)
             if abs(source - target) < piece.length:
                 raise ValidationError(f"{piece} overlaps itself", field="pieces")
-            (large if piece.length >= ENGINE_BYTES else small).append((source, target, piece.length))
-        for source, target, length in large:
-            cupy.cuda.runtime.memcpyAsync(target, source, length, _DEFAULT_DIRECTION, self._copying.ptr)
-        plan = None
-        if small:
-            sources, targets, lengths = zip(*small, strict=True)
-            with self._copying:
-                plan = self._runs.plan(make_runs(sources, targets, lengths))
-                self._runs.copy(plan)
-        return self._begun(self._copying, plan)
+            copies.append((source, target, piece.length))
+        return begin_copies(self._runs, self._copying, copies)
 
     def fill(self, request: Fill) -> Begun:
         """Begins to set the bytes of every range; raises as `copy`."""
@@ -248,12 +215,7 @@ class Gpu:
         with self._computing:
             plan = self._runs.plan(make_runs([0] * len(targets), targets, lengths))
             self._runs.fill(plan, request.byte)
-        return self._begun(self._computing, plan)
-
-    def _begun(self, stream: cupy.cuda.Stream, keep: Any = None) -> Begun:
-        event = cupy.cuda.Event(disable_timing=True)
-        event.record(stream)
-        return Begun(event, keep)
+        return begun(self._computing, plan)
 
     def _at(self, key: int, offset: int, length: int, *, writable: bool = False) -> int:
         memory = self._memory.get(key)

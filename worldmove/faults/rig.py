@@ -113,7 +113,8 @@ class Rig:
         elif fault.kind is Kind.LEDGER:
             self._ledger.befall(move.session_id, fault)
         elif fault.kind is Kind.LANE:
-            move.services.lanes.arm(fault.what)
+            for pool in (move.services.lanes, *move.services.direct.values()):
+                pool.arm(fault.what)
         else:
             self._signal(move, fault.what)
 
@@ -129,7 +130,12 @@ class Rig:
             "": lambda: [os.getpid()],
             "keeper": lambda: [pid for pid in (self._keeper(),) if pid],
             "executor": lambda: list(services.executors.pids),
-            "lane": lambda: [pid for pid, _, leased in services.lanes.lanes if leased == move.move_id],
+            "lane": lambda: [
+                pid
+                for pool in (services.lanes, *services.direct.values())
+                for pid, _, leased in pool.lanes
+                if leased == move.move_id
+            ],
             "worker": lambda: _workers(move.slot),
         }[target]()
         for pid in pids:

@@ -7,9 +7,10 @@ from pathlib import Path as FilePath
 
 import structlog
 
+from worldmove import directing
 from worldmove import messages as m
-from worldmove.config import Settings
 from worldmove.cuda.ipc import pid_namespace
+from worldmove.driver import Services
 from worldmove.errors import (
     DeadlineError,
     NoWorkerError,
@@ -19,8 +20,8 @@ from worldmove.errors import (
 )
 from worldmove.hosting.host import Host
 from worldmove.hosting.matching import RETRY_AFTER_MS
+from worldmove.hosting.memory import Holding
 from worldmove.hosting.slots import Slot
-from worldmove.intake import Intake
 from worldmove.manifest import validate
 from worldmove.memory.limits import MOVE_DESCRIPTORS, check_descriptors
 from worldmove.node.devices import Devices
@@ -41,17 +42,16 @@ class Admission:
 
     def __init__(
         self,
-        settings: Settings,
+        services: Services,
         boot_id: str,
         host: Host,
         book: SessionBook,
-        *,
         devices: Devices,
-        intake: Intake,
         gone: Callable[[str, float], Awaitable[None]],
     ) -> None:
-        self._settings = settings
-        self._intake = intake
+        self._services = services
+        self._settings = services.settings
+        self._intake = services.intake
         self._boot_id = boot_id
         self._host = host
         self._book = book
@@ -78,9 +78,8 @@ class Admission:
         wanted = self._wanted(hello)
         if not wanted.elsewhere:
             self._check_away(hello.session_id)
-        path = self._path(hello)
-        self._standby(hello, wanted)
-        return path
+        standby = self._standby(hello, wanted)
+        return self._path(hello, standby.holding if standby is not None else None)[0]
 
     async def admit(self, hello: m.Hello) -> Berth:
         """Reserves a berth and a share of the line; a standby's workers have all answered by then.
@@ -96,22 +95,25 @@ class Admission:
         path, wanted = self.check(hello), self._wanted(hello)
         self._intake.admit(hello, path)
         try:
-            return await self._reserve(hello, path, wanted)
+            return await self._reserve(hello, wanted)
         except BaseException:
             self._intake.over(hello.move_id)
             raise
 
-    async def _reserve(self, hello: m.Hello, path: str, wanted: Wanted) -> Berth:
+    async def _reserve(self, hello: m.Hello, wanted: Wanted) -> Berth:
         while (waiting := self._standby(hello, wanted)) is not None:
             self._host.bind(waiting, hello.move_id)
             if await self._answers(waiting, hello.move_id):
-                return Berth(waiting, path, hello.move_id, self._book, bare=False)
+                return self._berth(waiting, hello, bare=False)
         bare = placed(hello.manifest, wanted.devices)
         slot, _tickets = await self._host.open_standby(
             SessionSpec(manifest=bare, fingerprint=hello.fingerprint)
         )
         slot.bound = hello.move_id
-        return Berth(slot, path, hello.move_id, self._book, bare=True)
+        return self._berth(slot, hello, bare=True)
+
+    def _berth(self, slot: Slot, hello: m.Hello, *, bare: bool) -> Berth:
+        return Berth(slot, self._path(hello, slot.holding), hello.move_id, self._book, bare=bare)
 
     def _check_away(self, session_id: str) -> None:
         if self._book.get(session_id) is not None:
@@ -173,7 +175,11 @@ class Admission:
             retry_after_ms=RETRY_AFTER_MS,
         )
 
-    def _path(self, hello: m.Hello) -> str:
+    def _path(self, hello: m.Hello, memory: Holding | None) -> tuple[str, bool]:
+        """How the bytes come, and whether staged lanes are wanted in case that fails.
+
+        Without `memory` to which they go nothing is known of its devices yet.
+        """
         wanted = hello.path if hello.path != "auto" else self._settings.path
         one_host = hello.boot_id == self._boot_id and hello.socket is not None
         # Descriptors travel between PID namespaces, handles of CUDA do not.
@@ -185,6 +191,22 @@ class Admission:
                 "path 'local' needs both nodes on one host with a shared run_dir; allowed: auto, staged",
                 field="path",
             )
-        if wanted == "auto":
-            wanted = "local" if near else "staged"
-        return wanted
+        direct = hello.direct and (
+            memory is None or directing.fits(hello.manifest, memory, self._services.direct)
+        )
+        if wanted == "direct" and not direct:
+            raise ValidationError(
+                "path 'direct' needs all regions on GPUs of both nodes, those of one GPU all on one other; "
+                "allowed: auto, staged",
+                field="path",
+            )
+        if wanted != "auto":
+            return wanted, False
+        return ("local", False) if near else self._far(hello, direct=direct and memory is not None)
+
+    def _far(self, hello: m.Hello, *, direct: bool) -> tuple[str, bool]:
+        """The better of the ways between hosts: what is not known of one is measured when it is opened."""
+        known = self._services.direct_rates.of(hello.source)
+        if not direct or (known is not None and known < directing.floor(self._settings)):
+            return "staged", False
+        return "direct", known is None

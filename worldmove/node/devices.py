@@ -18,7 +18,12 @@ from worldmove.executor.pool import ExecutorPool
 from worldmove.memory.arena import MemoryBudget
 from worldmove.memory.near import near
 from worldmove.rings import Rings
+from worldmove.transport.packing import SLOT_BYTES
+from worldmove.transport.pool import LanePool
 from worldmove.views import DeviceView
+
+MOST_DIRECT = 4
+"""Direct lanes of one GPU at once: as many moves, and each holds a ring."""
 
 
 class Devices:
@@ -26,7 +31,8 @@ class Devices:
 
     Attributes:
         executors: of all devices; the GPUs' are there after `start`.
-        rings: through which lanes carry the GPUs' memory.
+        rings: through which tcp lanes carry the GPUs' memory.
+        direct: lanes of each GPU; started when they are first wanted, or with `path` direct at once.
         budget: of host memory. A GPU counts for itself: an allocation that doesn't fit is refused.
     """
 
@@ -36,6 +42,7 @@ class Devices:
         self.executors = Executors(host, {})
         self.budget = MemoryBudget(settings.memory_limit)
         self.rings = Rings(self.executors, self, keep=2 * settings.lanes, cpus=self._cpus_near)
+        self.direct: dict[str, LanePool] = {}
         self._settings = settings
         self._on_event = on_event
         self._found: dict[str, DeviceInfo] = {}
@@ -56,6 +63,22 @@ class Devices:
                 1, nice=0, stall_s=self._stall_s, on_event=self._on_event, kind=kinds.gpu(uuid, self._faults)
             )
         await self.executors.start()
+        if self._settings.path not in ("local", "staged"):
+            self.direct.update((uuid, self._lanes_of(uuid)) for uuid in self._found)
+            await asyncio.gather(*(pool.start() for pool in self.direct.values()))
+
+    def _lanes_of(self, uuid: str) -> LanePool:
+        settings = self._settings
+        return LanePool(
+            spare=1 if settings.path == "direct" else 0,
+            limit=MOST_DIRECT,
+            stall_ms=int(settings.stall_ms),
+            device=settings.lane_device,
+            gpu=uuid,
+            slots=settings.direct_ring // SLOT_BYTES,
+            faults=settings.faults,
+            on_event=self._on_event,
+        )
 
     async def _check_isolation(self) -> None:
         why = await asyncio.to_thread(broken, tuple(self._found)) if self._found else ""
@@ -85,7 +108,8 @@ class Devices:
         return found
 
     async def close(self) -> None:
-        """Frees the rings, which no lane may have mapped any more, and ends the executors."""
+        """Ends direct lanes and executors, and frees the rings, which no lane may have mapped any more."""
+        await asyncio.gather(*(pool.close() for pool in self.direct.values()))
         await self.rings.close()
         await self.executors.close()
 

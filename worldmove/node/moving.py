@@ -14,6 +14,7 @@ import msgspec
 from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.destination import DestinationMove
+from worldmove.directing import reachable
 from worldmove.driver import PeerChannel, Services
 from worldmove.errors import (
     AlreadyMovingError,
@@ -242,6 +243,7 @@ class Moves:
             terms=services.intake.terms(
                 manifest, session.dirty_rate, services.outlet.left(deadline_ms / 1000)
             ),
+            direct=reachable(session.slot.holding, services.direct),
         )
 
     async def migration(self, move_id: str) -> MigrationView:

@@ -12,6 +12,7 @@ import structlog
 
 from worldmove.config import Settings
 from worldmove.descriptors import DescriptorDoor
+from worldmove.directing import DirectRates
 from worldmove.driver import PeerChannel, Services
 from worldmove.errors import WorldMoveError
 from worldmove.faults.equipment import Equipment
@@ -35,7 +36,7 @@ from worldmove.node.recovery import Recovery
 from worldmove.node.registering import Registrar
 from worldmove.node.resolving import Decision
 from worldmove.node.returning import warrant
-from worldmove.node.showing import boot_id, peer_nodes, standby_views
+from worldmove.node.showing import boot_id, lane_views, peer_nodes, standby_views
 from worldmove.node.snapshots import Snapshots
 from worldmove.node.tenure import Tenure
 from worldmove.outlet import Outlet
@@ -48,7 +49,6 @@ from worldmove.views import (
     BoundaryView,
     DigestView,
     DryRun,
-    LaneView,
     MigrationPage,
     MigrationRequest,
     MigrationView,
@@ -183,6 +183,8 @@ class Node:
             boot_id=self._boot_id,
             ledger=ledger,
             lanes=self._lanes,
+            direct=self._devices.direct,
+            direct_rates=DirectRates(),
             rings=self._devices.rings,
             executors=self._executors,
             intake=self._intake,
@@ -196,9 +198,8 @@ class Node:
         host.returns.warrant = warrant(services, self._recover)
         self._snapshots = Snapshots(services, host, tenure.alone, self._metrics.snapshot_taken)
         self._registrar = Registrar(services, host, self._book, self._recovery, self._snapshots)
-        where = (self.settings, self._boot_id, host, self._book)
         gone = self._recovery.gone
-        admission = Admission(*where, devices=self._devices, intake=self._intake, gone=gone)
+        admission = Admission(services, self._boot_id, host, self._book, self._devices, gone)
         self._moves = Moves(
             services,
             self._book,
@@ -372,10 +373,7 @@ class Node:
             devices=await self._devices.views(),
             path_gbps=dict(self._rates),
             **self._intake.shown(),
-            lanes=tuple(
-                LaneView(pid=pid, kind="tcp", port=port, migration_id=move)
-                for pid, port, move in self._lanes.lanes
-            ),
+            lanes=lane_views(self._lanes, self._devices.direct),
             executors=tuple(self._executors.pids),
             keeper=self._keepers.pid,
             sessions=len(self._book),
@@ -391,7 +389,7 @@ class Node:
         gauges = {
             "standbys": len(self._host.standbys) if self._host else 0,
             "moves_running": len(self._moves),
-            "lanes": len(self._lanes.lanes),
+            "lanes": len(lane_views(self._lanes, self._devices.direct)),
             "executors": len(self._executors.pids),
             "memory_free_bytes": self._devices.budget.free,
             "reserved_bytes_per_second": self._intake.reserved,

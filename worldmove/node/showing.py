@@ -10,7 +10,8 @@ from typing import Literal
 from worldmove.hosting.host import Host
 from worldmove.hosting.slots import Slot
 from worldmove.ledger.records import NodeInfo
-from worldmove.views import PeerNode, StandbyView
+from worldmove.transport.pool import LanePool
+from worldmove.views import LaneView, PeerNode, StandbyView
 
 
 def standby_views(host: Host | None) -> tuple[StandbyView, ...]:
@@ -23,6 +24,16 @@ def standby_views(host: Host | None) -> tuple[StandbyView, ...]:
             bytes=slot.manifest.nbytes,
         )
         for slot in (host.standbys.values() if host is not None else ())
+    )
+
+
+def lane_views(tcp: LanePool, direct: Mapping[str, LanePool]) -> tuple[LaneView, ...]:
+    """The lanes of a node: those of host memory, and those of each GPU."""
+    pools = [("tcp", tcp), *(("direct", pool) for pool in direct.values())]
+    return tuple(
+        LaneView(pid=pid, kind=kind, port=port, migration_id=move)
+        for kind, pool in pools
+        for pid, port, move in pool.lanes
     )
 
 

@@ -37,10 +37,11 @@ def begin(facts: Facts, event: m.Begin) -> Step:
     return Step(State.ADMITTED, replace(facts, offered=True), (p.OpenPath(begin=event),))
 
 
-def ready(facts: Facts, _event: p.PathReady) -> Step:
+def ready(facts: Facts, event: p.PathReady) -> Step:
     """The path is open."""
     require(facts.offered, "a path that was not offered")
-    return Step(State.PREPARED, facts, (p.Send(message=m.Prepared()),))
+    prepared = m.Prepared(path=event.path, gbps=event.gbps, reason=event.reason)
+    return Step(State.PREPARED, facts, (p.Send(message=prepared),))
 
 
 def open_round(facts: Facts, event: m.Round) -> Step:

@@ -52,10 +52,14 @@ def offer(facts: Facts, event: p.PathOffered) -> Step:
     return Step(State.ADMITTED, replace(facts, offered=True), (p.Send(message=event.begin),))
 
 
-def prepared(facts: Facts, _event: m.Prepared) -> Step:
+def prepared(facts: Facts, event: m.Prepared) -> Step:
     """The driver notes the time before the first byte moves; without a record there is no way there."""
     require(facts.offered, "prepared before a path was offered")
-    return Step(State.PREPARED, facts, (p.NotePrepared(),))
+    path = event.path or facts.path
+    # Lanes beside another path were offered in case that fails.
+    offered = {facts.path} | ({"staged"} if facts.lanes else set())
+    require(path in offered, f"path {path!r} was not offered")
+    return Step(State.PREPARED, replace(facts, path=path), (p.NotePrepared(),))
 
 
 def go(facts: Facts, event: p.PreparedHere) -> Step:

@@ -18,7 +18,7 @@ from worldmove.granting.bucket import Bucket
 from worldmove.granting.meter import Epoch
 from worldmove.granting.pace import MOST_SENDERS, MOST_WINDOW, Pace
 from worldmove.granting.policy import Member, Policy, Request
-from worldmove.options import parse_size
+from worldmove.quantities import parse_size
 from worldmove.simulate.scenario import Scenario
 
 Steps = Generator[simpy.Event, Any, None]

@@ -9,8 +9,8 @@ import simpy
 from worldmove.admission import Supply
 from worldmove.granting.meter import Epoch
 from worldmove.granting.pauses import Need, Pauses
-from worldmove.options import parse_rate
 from worldmove.promises import Promises
+from worldmove.quantities import parse_rate
 from worldmove.rates import COMMIT, LINE, OPEN, RESUME, Rates
 from worldmove.simulate.lines import GrantLine, RateLine, WayIn
 from worldmove.simulate.scenario import Scenario

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from worldmove.errors import ConfigError
-from worldmove.options import parse_rate, parse_size
+from worldmove.quantities import parse_rate, parse_size
 
 MOST_NODES = 100_000
 MOST_MOVES = 10_000_000

@@ -12,12 +12,34 @@ or until the process that runs it is gone. `abort` never waits; `close` drains.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 from worldmove.errors import FramingError
 
 MAX_TAG = 0xFFEF
 """The highest tag that a user may send; those above belong to the transports."""
+
+
+class DeviceBytes:
+    """Bytes in a GPU's memory, as UCX takes them; whoever made them keeps the memory.
+
+    Attributes:
+        address: as the device sees it. nbytes: how many. readonly: never.
+    """
+
+    readonly = False
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """See CUDA's array interface, version 3."""
+        return {"data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
+
+
+Buffer = memoryview | DeviceBytes
 
 
 class Incoming(Protocol):
@@ -31,7 +53,7 @@ class Incoming(Protocol):
     def nbytes(self) -> int:
         """Length in bytes, as it will land."""
 
-    def into(self, buffer: memoryview) -> asyncio.Future[None]:
+    def into(self, buffer: Buffer) -> asyncio.Future[None]:
         """Receives the message into `buffer`, of exactly `nbytes` writable bytes; callable once.
 
         Returns:
@@ -46,7 +68,7 @@ class Incoming(Protocol):
 class Connection(Protocol):
     """One ordered, reliable conversation with a peer."""
 
-    def send(self, tag: int, buffer: memoryview) -> asyncio.Future[None]:
+    def send(self, tag: int, buffer: Buffer) -> asyncio.Future[None]:
         """Sends a message; `buffer` may be read-only and empty.
 
         Returns:
@@ -123,12 +145,19 @@ def check_tag(tag: int) -> None:
         raise FramingError(f"tag {tag} is not in 0 to {MAX_TAG}")
 
 
-def check_length(buffer: memoryview, nbytes: int) -> None:
+def check_length(buffer: Buffer, nbytes: int) -> None:
     """Raises `FramingError` unless `buffer` is exactly `nbytes` long and writable."""
     if buffer.nbytes != nbytes:
         raise FramingError(f"a message of {nbytes} bytes came where {buffer.nbytes} are expected")
     if buffer.readonly:
         raise FramingError("a message cannot be received into read-only memory")
+
+
+def on_host(buffer: Buffer) -> memoryview:
+    """The buffer, where only host memory can be used. Raises `FramingError` for a GPU's."""
+    if isinstance(buffer, DeviceBytes):
+        raise FramingError("this transport carries no GPU memory")
+    return buffer
 
 
 def quiet(future: asyncio.Future[None]) -> asyncio.Future[None]:

@@ -12,38 +12,20 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
 from worldmove.kernels.leaf_digest import DIGEST_BYTES, digest_leaves, leaf_count
 from worldmove.manifest import DEFAULT_LEAF
 from worldmove.transport import framing
-from worldmove.transport.base import Connection, Incoming
+from worldmove.transport.base import Buffer, Connection, Incoming, on_host
+from worldmove.transport.bounces import Bounces
 from worldmove.transport.faults import Faults
-from worldmove.transport.framing import BOUNCE, DEPTH, Chunk, Kind, Spans
+from worldmove.transport.framing import DEPTH, Chunk, Kind, Spans
 from worldmove.transport.table import RegionTable, Sizes
 
 BEATS = 5
 """Beats in one stall deadline."""
-
-
-class _Bounces:
-    """The few buffers through which small pieces pass; made when needed, as most leases need none."""
-
-    def __init__(self) -> None:
-        self._free: asyncio.Queue[memoryview] = asyncio.Queue()
-        self._made = 0
-
-    async def take(self) -> memoryview:
-        """A buffer of `BOUNCE` bytes, when one is free."""
-        if self._free.empty() and self._made < DEPTH:
-            self._made += 1
-            return memoryview(bytearray(BOUNCE))
-        return await self._free.get()
-
-    def give(self, buffer: memoryview) -> None:
-        """Takes a buffer back."""
-        self._free.put_nowait(buffer)
 
 
 class Exchange:
@@ -55,6 +37,9 @@ class Exchange:
         stall_s: longest silence, and longest time for the next chunk of a transfer, in seconds.
     """
 
+    chunk_bytes = framing.CHUNK
+    """The longest `DATA`."""
+
     def __init__(self, connection: Connection, table: Sizes, stall_s: float) -> None:
         self._connection = connection
         self._table = table
@@ -64,6 +49,10 @@ class Exchange:
         self._sent = self._received = 1
         self._spoken = self._heard = self._moved = self._loop.time()
         self._ended = False
+
+    def follow(self, sent: int, received: int) -> None:
+        """So many messages went out and came in before, the openings included."""
+        self._sent, self._received = sent, received
 
     async def run(self) -> None:
         """Serves the connection; returns when the peer has closed it with nothing left to do.
@@ -103,7 +92,7 @@ class Exchange:
     def _in_transfer(self) -> bool:
         raise NotImplementedError
 
-    def _send(self, kind: Kind, buffer: memoryview) -> asyncio.Future[None]:
+    def _send(self, kind: Kind, buffer: Buffer) -> asyncio.Future[None]:
         tag = framing.tag_of(kind, self._sent)
         self._sent += 1
         self._spoken = self._loop.time()
@@ -111,7 +100,7 @@ class Exchange:
 
     async def _listen(self) -> None:
         while (incoming := await self._connection.receive()) is not None:
-            kind = framing.read_tag(incoming.tag, incoming.nbytes, self._received)
+            kind = framing.read_tag(incoming.tag, incoming.nbytes, self._received, self.chunk_bytes)
             self._received += 1
             self._heard = self._loop.time()
             if kind is Kind.BEAT:
@@ -149,11 +138,14 @@ class Exchange:
 class Server(Exchange):
     """Answers pulls: sends what was pulled, in the order it was pulled, and nothing unasked."""
 
+    depth = DEPTH
+    """Messages on their way at once."""
+
     def __init__(self, connection: Connection, table: Sizes, stall_s: float, faults: Faults) -> None:
         super().__init__(connection, table, stall_s)
         self._faults = faults
         self._pulls: asyncio.Queue[Spans] = asyncio.Queue()
-        self._slots = asyncio.Semaphore(DEPTH)
+        self._slots = asyncio.Semaphore(self.depth)
         self._in_flight = 0
 
     def _parts(self) -> list[Coroutine[Any, Any, None]]:
@@ -179,7 +171,7 @@ class Server(Exchange):
         await self._slots.acquire()
         await self._faults.pause()
 
-    def _ship(self, data: memoryview, done: Callable[[], None]) -> None:
+    def _ship(self, data: Buffer, done: Callable[[], None]) -> None:
         """Sends one message, after `_turn`; `done` is called when its memory may be changed again."""
         if self._in_flight == 0:
             self._moved = self._loop.time()
@@ -191,7 +183,11 @@ class Server(Exchange):
             self._slots.release()
             done()
 
-        self._send(Kind.DATA, self._faults.damage(data)).add_done_callback(shipped)
+        self._send(Kind.DATA, self._damaged(data)).add_done_callback(shipped)
+
+    def _damaged(self, data: Buffer) -> Buffer:
+        """The message as it is to be sent: other than it should be only in tests."""
+        return self._faults.damage(on_host(data))
 
 
 class Source(Server):
@@ -213,7 +209,7 @@ class Source(Server):
     ) -> None:
         super().__init__(connection, table, stall_s, faults)
         self._memory = table
-        self._bounces = _Bounces()
+        self._bounces = Bounces()
         self._leave = leave
 
     async def _serve(self) -> None:
@@ -245,12 +241,23 @@ class Pulling:
         self.landed.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-class Puller(Exchange):
+class Sized(Protocol):
+    """What travels as one message."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+
+
+Part = TypeVar("Part", bound=Sized)
+
+
+class Puller(Exchange, Generic[Part]):
     """Makes pulls, and accepts exactly what they asked for."""
 
     def __init__(self, connection: Connection, table: Sizes, stall_s: float) -> None:
         super().__init__(connection, table, stall_s)
-        self._due: deque[tuple[Pulling, Chunk]] = deque()
+        self._due: deque[tuple[Pulling, Part]] = deque()
         self._open: set[Pulling] = set()
 
     def pull(self, spans: Spans) -> asyncio.Future[int]:
@@ -271,7 +278,7 @@ class Puller(Exchange):
             raise FramingError(f"more than {framing.MAX_PULLS} pulls at once")
         if self._ended:
             raise ConnectionLostError("the other lane has ended the transfer")
-        chunks = list(framing.plan(spans))
+        chunks = self._cut(spans)
         pull = Pulling(framing.check_volume(spans), len(chunks))
         if not chunks:
             pull.landed.set_result(0)
@@ -282,6 +289,10 @@ class Puller(Exchange):
         self._open.add(pull)
         self._due.extend((pull, chunk) for chunk in chunks)
         return pull
+
+    def _cut(self, spans: Spans) -> list[Part]:
+        """The messages in which a pull is answered."""
+        raise NotImplementedError
 
     async def run(self) -> None:
         """As `Exchange.run`; pulls that are under way fail with what ended it."""
@@ -319,7 +330,7 @@ class Puller(Exchange):
         self._due.popleft()
         await self._land(pull, chunk, incoming)
 
-    async def _land(self, pull: Pulling, chunk: Chunk, incoming: Incoming) -> None:
+    async def _land(self, pull: Pulling, chunk: Part, incoming: Incoming) -> None:
         """Receives a message that is due; `_landed` is called when its bytes lie where they belong."""
         raise NotImplementedError
 
@@ -337,7 +348,14 @@ class Puller(Exchange):
                 pull.landed.set_result(pull.nbytes)
 
 
-class Destination(Puller):
+class ChunkPuller(Puller[Chunk]):
+    """Pulls in the messages that `framing.plan` makes."""
+
+    def _cut(self, spans: Spans) -> list[Chunk]:
+        return list(framing.plan(spans))
+
+
+class Destination(ChunkPuller):
     """Receives into the regions' own memory; gathered pieces are scattered.
 
     `inline` digests each message where it was received, and throws that away: what it costs, for benchmarks.
@@ -349,7 +367,7 @@ class Destination(Puller):
         super().__init__(connection, table, stall_s)
         self._inline = inline
         self._memory = table
-        self._bounces = _Bounces()
+        self._bounces = Bounces()
 
     async def _land(self, pull: Pulling, chunk: Chunk, incoming: Incoming) -> None:
         bounce = await self._bounces.take() if len(chunk.pieces) > 1 else None

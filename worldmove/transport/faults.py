@@ -59,21 +59,36 @@ class Faults:
         if STALL in self._names and self._sent:
             await asyncio.get_running_loop().create_future()
 
+    def wound(self) -> str:
+        """What is done to the next chunk: `flip` a byte, one `short`, one `over`, or nothing (empty)."""
+        self._sent += 1
+        first = self._sent == 1
+        if FLIP_ALWAYS in self._names or (FLIP_ONCE in self._names and first):
+            return "flip"
+        if SHORT_ONCE in self._names and first:
+            return "short"
+        return "over" if OVER_ONCE in self._names and first else ""
+
     def damage(self, data: memoryview) -> memoryview:
         """The chunk as it is to be sent."""
-        self._sent += 1
-        if FLIP_ALWAYS in self._names or (FLIP_ONCE in self._names and self._sent == 1):
-            copy = bytearray(data)
-            copy[len(copy) // 2] ^= 0xFF
-            return memoryview(copy)
-        if SHORT_ONCE in self._names and self._sent == 1:
-            return memoryview(bytes(data[:-1]))
-        if OVER_ONCE in self._names and self._sent == 1:
-            return memoryview(bytes(data) + b"\x5a")
+        match self.wound():
+            case "flip":
+                copy = bytearray(data)
+                copy[len(copy) // 2] ^= 0xFF
+                return memoryview(copy)
+            case "short":
+                return memoryview(bytes(data[:-1]))
+            case "over":
+                return memoryview(bytes(data) + b"\x5a")
         return data
+
+    def spoils(self) -> bool:
+        """Whether what has just been filled of a slot is to be damaged; once."""
+        now = RING_FLIP_ONCE in self._names and not self._spoiled
+        self._spoiled |= now
+        return now
 
     def spoil(self, slot: memoryview) -> None:
         """Damages what has just been filled of a slot."""
-        if RING_FLIP_ONCE in self._names and not self._spoiled:
-            self._spoiled = True
+        if self.spoils():
             slot[len(slot) // 2] ^= 0xFF

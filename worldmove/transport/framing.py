@@ -11,6 +11,11 @@ little endian.
   the source sends exactly these bytes, in the chunks that `plan` makes of them, and nothing else.
 * `DATA` (source to destination): one chunk, no header of its own; tag and length are its header.
 * `BEAT`: empty; a sign of life. `ERROR`: UTF-8, the reason why the sender will end the connection.
+* `WARM` (destination to source, between *direct* lanes, before the first pull): `messages u32, bytes
+  u32`. The source answers with so many `DATA` of so many bytes that mean nothing; none ends it.
+
+A chunk is a single piece or gathered small ones (`plan`), of at most `CHUNK` bytes; between *direct* lanes it
+is one slot of their rings (`packing.pack`), of at most `packing.SLOT_BYTES`.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from worldmove.manifest import Span
 MAGIC = 0x4C4D5657
 VERSION = 1
 OPENING = struct.Struct("<IHH16s32s")
+WARM = struct.Struct("<II")
 SPAN = np.dtype([("region", "<u4"), ("offset", "<u8"), ("length", "<u8")])
 MAX_SPANS = 65_536
 """Spans of one pull; a session's 4,096 regions fit many times."""
@@ -62,6 +68,7 @@ class Kind(enum.IntEnum):
     DATA = 4
     BEAT = 5
     ERROR = 6
+    WARM = 7
 
 
 LIMITS = {
@@ -71,6 +78,7 @@ LIMITS = {
     Kind.DATA: CHUNK,
     Kind.BEAT: 0,
     Kind.ERROR: MAX_ERROR,
+    Kind.WARM: WARM.size,
 }
 """Longest body of each kind, in bytes."""
 
@@ -80,8 +88,8 @@ def tag_of(kind: Kind, sequence: int) -> int:
     return kind << 12 | sequence & SEQUENCE
 
 
-def read_tag(tag: int, nbytes: int, sequence: int) -> Kind:
-    """Kind of the message that arrived as the `sequence`-th of its direction.
+def read_tag(tag: int, nbytes: int, sequence: int, chunk: int = CHUNK) -> Kind:
+    """Kind of the message that arrived as the `sequence`-th of its direction; `chunk`: largest `DATA`.
 
     Raises:
         FramingError: unknown kind, another sequence number, or longer than its kind allows.
@@ -92,8 +100,9 @@ def read_tag(tag: int, nbytes: int, sequence: int) -> Kind:
         raise FramingError(f"message kind {tag >> 12} is unknown") from None
     if tag & SEQUENCE != sequence & SEQUENCE:
         raise FramingError(f"message {tag & SEQUENCE} came where {sequence & SEQUENCE} is due")
-    if nbytes > LIMITS[kind]:
-        raise FramingError(f"{kind.name} of {nbytes} bytes; at most {LIMITS[kind]} are allowed")
+    limit = chunk if kind is Kind.DATA else LIMITS[kind]
+    if nbytes > limit:
+        raise FramingError(f"{kind.name} of {nbytes} bytes; at most {limit} are allowed")
     return kind
 
 

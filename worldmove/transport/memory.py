@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError
-from worldmove.transport.base import check_length, check_tag, quiet
+from worldmove.transport.base import Buffer, check_length, check_tag, on_host, quiet
 
 EAGER = 8 * 1024
 
@@ -50,13 +50,13 @@ class MemoryIncoming:
         self.tag = message.tag
         self.nbytes = message.data.nbytes
 
-    def into(self, buffer: memoryview) -> asyncio.Future[None]:
+    def into(self, buffer: Buffer) -> asyncio.Future[None]:
         """See `Incoming.into`."""
         check_length(buffer, self.nbytes)
         message, self._message = self._message, None
         if message is None:
             raise FramingError("a message can be received once")
-        return self._connection.take(message, buffer)
+        return self._connection.take(message, on_host(buffer))
 
 
 class MemoryConnection:
@@ -71,9 +71,10 @@ class MemoryConnection:
         self._closed = self._finished = False
         self.peer: MemoryConnection = self
 
-    def send(self, tag: int, buffer: memoryview) -> asyncio.Future[None]:
+    def send(self, tag: int, buffer: Buffer) -> asyncio.Future[None]:
         """See `Connection.send`."""
         check_tag(tag)
+        buffer = on_host(buffer)
         if self._finished or self._error is not None:
             raise ConnectionLostError(str(self._error or "the connection is closed on this side"))
         fault = self._transport.fault()

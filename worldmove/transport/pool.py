@@ -19,11 +19,14 @@ from worldmove.errors import ProcessLostError, RejectedError, WorldMoveError
 from worldmove.transport.confine import device_address
 from worldmove.transport.faults import ARM, lane_faults
 from worldmove.transport.lane_messages import Report
-from worldmove.transport.lease import Lane
+from worldmove.transport.lease import START_DEADLINE, Lane
 from worldmove.transport.slots import RingShape
 from worldmove.transport.table import LaneRegion
 
 __all__ = ["Lane", "LanePool", "LaneRegion", "mint_token"]
+
+GPU_START_DEADLINE = 120.0
+"""A direct lane may have to compile a kernel when it is started for the first time."""
 
 Event = Callable[[str, dict[str, Any]], None]
 STARTS = 2
@@ -45,6 +48,8 @@ class LanePool:
         limit: lanes at once, idle ones included.
         stall_ms: see `worldmove.transport.exchange`.
         device: the only network device through which lanes are reached; empty: all.
+        gpu: UUID of the GPU whose *direct* lanes these are; empty: `tcp` lanes of host memory.
+        slots: of a direct lane's ring, `packing.SLOT_BYTES` each.
         faults: the node's option; of its names only those that begin with `lane-` count.
         inline: lanes digest what lands where they receive it. For benchmarks: it stalls the wire.
         on_event: called with (`lane-started` | `lane-leased` | `lane-released` | `lane-lost`, facts).
@@ -57,6 +62,8 @@ class LanePool:
         limit: int = 16,
         stall_ms: int = 3000,
         device: str = "",
+        gpu: str = "",
+        slots: int = 4,
         faults: str = "",
         inline: bool = False,
         on_event: Event | None = None,
@@ -65,6 +72,8 @@ class LanePool:
         self._limit = limit
         self._stall_ms = stall_ms
         self._device = device
+        self._gpu = gpu
+        self._slots = slots
         self._faults = lane_faults(faults) or ((ARM,) if faults else ())
         self._armed = ""
         self._inline = inline
@@ -246,7 +255,7 @@ class LanePool:
         finally:
             self._starting -= 1
         try:
-            await lane.ready()
+            await lane.ready(GPU_START_DEADLINE if self._gpu else START_DEADLINE)
         except BaseException:
             lane.abort()
             raise
@@ -263,7 +272,7 @@ class LanePool:
                 "worldmove.transport.lane",
                 *("--fd", str(theirs.fileno()), "--parent", str(os.getpid())),
                 *("--stall-ms", str(self._stall_ms), "--faults", ",".join(self._faults)),
-                *("--device", self._device),
+                *("--device", self._device, "--gpu", self._gpu, "--slots", str(self._slots)),
                 *(["--inline"] if self._inline else []),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=2,  # UCX writes its log to stdout, which belongs to the node's own output
@@ -304,7 +313,9 @@ class LanePool:
             self._thinning.cancel()
             self._thinning = None
         loop = asyncio.get_running_loop()
-        lingering = self._idle[: max(len(self._idle) - 2 * self._spare, 0)]
+        # A direct lane is not started before it is wanted, and then stays: that takes seconds.
+        keep = max(2 * self._spare, 1 if self._gpu else 0)
+        lingering = self._idle[: max(len(self._idle) - keep, 0)]
         for lane in lingering:
             left = self._since[lane] + LINGER_S - loop.time()
             if left > 0:  # those behind it came later

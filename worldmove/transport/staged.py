@@ -13,7 +13,7 @@ from typing import Any
 from worldmove.errors import FramingError
 from worldmove.transport import framing
 from worldmove.transport.base import Connection, Incoming
-from worldmove.transport.exchange import Puller, Pulling, Server
+from worldmove.transport.exchange import ChunkPuller, Pulling, Server
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import Chunk, Spans
 from worldmove.transport.slots import Load, Rows, SlotTable, loads
@@ -74,7 +74,7 @@ class StagedSource(Server):
         return shipped
 
 
-class StagedDestination(Puller):
+class StagedDestination(ChunkPuller):
     """Lands each pull in the slot that was named with it; whoever named it empties it.
 
     Args:

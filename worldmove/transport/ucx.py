@@ -8,7 +8,7 @@ when its Python object is collected, so whoever gets a request keeps it until it
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 # UCX reads these when its library is loaded, so they can't stand in `OPTIONS`. Loading it patches eight
@@ -37,6 +37,12 @@ OPTIONS = {
     # By default bytes pass through UCX's segment buffers, a second copy that costs a third of the core.
     "RNDV_SCHEME": "put_zcopy",
 }
+DEVICE_OPTIONS = {
+    **{name: value for name, value in OPTIONS.items() if name not in ("TLS", "RNDV_SCHEME")},
+    "TLS": os.environ.get("UCX_TLS", "tcp,cuda_copy,cuda_ipc"),
+}
+"""For GPU memory: NVLink by cuda_ipc, or what the operator names (RDMA). UCX falls back to TCP without a
+word, so whoever uses these measures."""
 _PREFIX = TagMask(0xFFFF_FFFF_FFFF_0000)
 _FEATURES = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP, libucxx.Feature.STREAM)
 
@@ -66,13 +72,16 @@ class Probe:
 class Worker:
     """One UCX context with one worker. All calls are made by one thread.
 
+    Args:
+        options: of UCX, without the prefix of its environment variables.
+
     Raises:
         TransportError: UCX can't start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, options: Mapping[str, str]) -> None:
         try:
-            self._context = libucxx.UCXContext(dict(OPTIONS), _FEATURES)
+            self._context = libucxx.UCXContext(dict(options), _FEATURES)
             self._worker = libucxx.UCXWorker(self._context)
             self._worker.init_blocking_progress_mode()
         except libucxx.UCXError as error:

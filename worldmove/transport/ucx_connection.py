@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError
 from worldmove.transport import ucx
-from worldmove.transport.base import MAX_TAG, check_length, check_tag, quiet
+from worldmove.transport.base import MAX_TAG, Buffer, check_length, check_tag, quiet
 
 GREETING = struct.Struct("<IHHQ")
 MAGIC = 0x554D5657
@@ -98,7 +98,7 @@ class UcxIncoming:
         self.tag = probe.tag & 0xFFFF
         self.nbytes = probe.nbytes
 
-    def into(self, buffer: memoryview) -> asyncio.Future[None]:
+    def into(self, buffer: Buffer) -> asyncio.Future[None]:
         """See `Incoming.into`."""
         check_length(buffer, self.nbytes)
         probe = self.claim()
@@ -141,7 +141,7 @@ class UcxConnection:
         if magic != MAGIC or version != VERSION or self._outward >> 48:
             raise ConnectionLostError("the other side speaks another protocol or version")
 
-    def send(self, tag: int, buffer: memoryview) -> asyncio.Future[None]:
+    def send(self, tag: int, buffer: Buffer) -> asyncio.Future[None]:
         """See `Connection.send`."""
         check_tag(tag)
         if self._finished:
@@ -186,7 +186,7 @@ class UcxConnection:
         self._discard()
         self._driver.drop(self)
 
-    def take(self, buffer: memoryview, probe: ucx.Probe) -> asyncio.Future[None]:
+    def take(self, buffer: Buffer, probe: ucx.Probe) -> asyncio.Future[None]:
         """Posts the receive of a probed message."""
         return self._post(lambda: self._driver.worker.receive(probe, buffer), buffer)
 
@@ -252,7 +252,7 @@ class UcxConnection:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _send(self, tag: int, buffer: memoryview) -> asyncio.Future[None]:
+    def _send(self, tag: int, buffer: Buffer) -> asyncio.Future[None]:
         full = self._outward << 16 | tag
         return self._post(lambda: ucx.send(self._endpoint, full, buffer), buffer)
 

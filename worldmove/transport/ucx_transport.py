@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from worldmove.errors import ConnectionLostError, DeadlineError, TransportError
@@ -73,10 +74,18 @@ class UcxListener:
 
 
 class UcxTransport:
-    """One UCX context and worker, driven by one task of the running event loop; see `Transport`."""
+    """One UCX context and worker, driven by one task of the running event loop; see `Transport`.
 
-    def __init__(self) -> None:
-        self.worker = ucx.Worker()
+    Args:
+        options: see `ucx.Worker`.
+        alert_s: for so long after something has moved it looks again without pause before it sleeps. With
+            copies by the GPU's engines a wake-up takes as long as a message.
+    """
+
+    def __init__(self, options: Mapping[str, str] = ucx.OPTIONS, alert_s: float = 0.0) -> None:
+        self.worker = ucx.Worker(options)
+        self._alert_s = alert_s
+        self._alert_until = 0.0
         self._pending: list[Pending] = []
         self._connections: list[UcxConnection] = []
         self._ended: list[UcxConnection] = []
@@ -166,6 +175,10 @@ class UcxTransport:
         try:
             while not self._stopping or self._pending:
                 if self._step():
+                    if self._alert_s:
+                        self._alert_until = loop.time() + self._alert_s
+                    await asyncio.sleep(0)
+                elif self._alert_until and loop.time() < self._alert_until:
                     await asyncio.sleep(0)
                 elif self.worker.arm():
                     await self._wake.wait()

@@ -1,0 +1,113 @@
+"""Sessions on GPUs over direct lanes, between real nodes. The GPUs are imagined: see tests/fake_gpu."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from test_gpu_moves import FAKE, GPUS, ROOT, programs
+from test_gpu_staged import run_dir
+
+from worldmove.bench.moves import Shuttle, shuttle
+from worldmove.bench.nodes import RunningNode, running_nodes
+from worldmove.client import AsyncClient
+from worldmove.errors import MoveAbortedError, NoWorkerError, ValidationError
+from worldmove.faults.door import order
+from worldmove.views import PathChoice, Receipt
+
+OPTIONS = ["--executors", "1", "--log-level", "info", "--direct-ring", "512MiB", "--peer-timeout-ms", "20000"]
+ANY_RATE = ["--direct-min-gbps", "0"]
+"""No GPU, no NVLink: what UCX falls back to is all there is."""
+
+
+@pytest.fixture(autouse=True)
+def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")]))
+
+
+def each(*more: str) -> dict[str, list[str]]:
+    return {name: ["--gpus", gpu, *more] for name, gpu in zip("AB", GPUS, strict=True)}
+
+
+async def moved(way: Shuttle, path: PathChoice = "direct") -> Receipt:
+    """A move; where the standby is still being wiped after the last one, it is asked for again."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return (await way.move(path)).receipt
+            except NoWorkerError as error:
+                await asyncio.sleep(error.details.get("retry_after_ms", 100) / 1000)
+
+
+def share_nothing(nodes: list[RunningNode]) -> None:
+    """As in containers without a common volume: no descriptors, no local path."""
+    for node in nodes:
+        (run_dir(node) / "peer.sock").unlink()
+
+
+async def test_a_session_goes_from_gpu_to_gpu_and_back(tmp_path: Path) -> None:
+    """The actors compare every byte, in memory that was poisoned; see `bench.gpu_actor`."""
+    async with (
+        running_nodes(["A", "B"], [*OPTIONS, *ANY_RATE], each(), tmp_path) as nodes,
+        shuttle(nodes, 0, programs("odd")) as way,
+    ):
+        for path in ("direct", "direct", "auto"):
+            receipt = await moved(way, path)
+            assert (receipt.path, receipt.lanes) == (("direct", 1) if path == "direct" else ("local", 0))
+            assert receipt.sent_bytes == receipt.state_bytes
+            assert receipt.path_gbps is not None
+            assert receipt.path_gbps > 0
+        share_nothing(nodes)
+        for _ in range(2):
+            receipt = await moved(way, "auto")
+            assert (receipt.path, receipt.path_reason) == ("direct", None)
+        async with AsyncClient(nodes[0].url) as client:
+            lanes = (await client.node()).lanes
+            assert [lane.kind for lane in lanes].count("direct") == 1
+            assert all(lane.migration_id is None for lane in lanes)
+
+
+async def test_what_goes_wrong_with_lanes_and_rings_harms_no_world(tmp_path: Path) -> None:
+    """A byte flips, and is sent again; lanes die and stop at either side, and the next move goes well."""
+    options = each("--faults", "arm")
+    options["A"][-1] = "arm,ring-flip-once"
+    async with (
+        running_nodes(["A", "B"], [*OPTIONS, *ANY_RATE, "--stall-ms", "1500"], options, tmp_path) as nodes,
+        shuttle(nodes, 0, programs("odd")) as way,
+    ):
+        assert len((await moved(way)).damaged) == 1
+        for number, fault in enumerate(("source.finishing.lane-kill", "destination.finishing.lane-stop")):
+            folder = run_dir(nodes[1 - number])
+            await order(folder, arm=fault)
+            with pytest.raises(MoveAbortedError):
+                await moved(way)
+            assert (await order(folder)).fired
+        assert (await moved(way)).path == "direct"
+
+
+async def test_a_way_that_is_too_slow_is_refused_and_the_next_one_taken(tmp_path: Path) -> None:
+    """UCX falls back to TCP here. Asked for, the path is refused; by itself the node takes the next one."""
+    options = [*OPTIONS, "--direct-min-gbps", "90000"]
+    async with (
+        running_nodes(["A", "B"], options, each(), tmp_path) as nodes,
+        shuttle(nodes, 0, programs("odd")) as way,
+    ):
+        with pytest.raises(MoveAbortedError, match="path direct brought"):
+            await moved(way)
+        share_nothing(nodes)
+        for known in (True, False, True):
+            receipt = await moved(way, "auto")
+            assert receipt.path == "staged"
+            assert known == (receipt.path_reason is None)
+            assert known or "90000" in str(receipt.path_reason)
+
+
+async def test_sessions_of_host_memory_have_no_direct_path(tmp_path: Path) -> None:
+    async with (
+        running_nodes(["A", "B"], [*OPTIONS, "--gpus", "none"], {}, tmp_path) as nodes,
+        shuttle(nodes, 1 << 20) as way,
+    ):
+        with pytest.raises(ValidationError, match="GPUs of both nodes"):
+            await way.move("direct")

@@ -1,0 +1,262 @@
+"""*Direct* lanes: real processes, real UCX, and a GPU that is imagined (tests/fake_gpu), so over TCP here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_gpu_moves import FAKE, GPUS, ROOT
+from transport_kit import MB, MOVE, Arena, alive, lanes, mapped, until_gone
+
+from worldmove.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    FramingError,
+    ProcessLostError,
+    TransportError,
+    WorldMoveError,
+)
+from worldmove.manifest import Span
+from worldmove.transport.framing import pack_spans
+from worldmove.transport.packing import SLOT_BYTES, pack
+from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
+
+SIZES = (9 * MB + 12_345, 1, 0, 8191, 5 * MB + 1, *range(1, 60))
+GRANULE = 2 * MB
+REGIONS = [
+    LaneRegion(0, 512 + 2 * MB * number + sum(SIZES[:number]), size) for number, size in enumerate(SIZES)
+]
+
+
+@pytest.fixture(autouse=True)
+def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")]))
+
+
+class DeviceArena(Arena):
+    """Memory of the imagined GPU."""
+
+    def __init__(self, nbytes: int, seed: int | None = None) -> None:
+        super().__init__(-(-nbytes // GRANULE) * GRANULE, seed)
+        os.close(self.fd)
+        self.fd = os.memfd_create("imagined-gpu", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, self.nbytes)
+        os.pwrite(self.fd, self.bytes.tobytes() if seed is not None else b"", 0)
+        self.bytes = np.memmap(f"/proc/self/fd/{self.fd}", dtype=np.uint8, mode="r+")
+
+
+def room(regions: list[LaneRegion]) -> int:
+    return max(region.offset + region.nbytes for region in regions)
+
+
+def spans(sizes: tuple[int, ...] = SIZES) -> list[Span]:
+    return [Span(number, 0, size) for number, size in enumerate(sizes) if size]
+
+
+class Pools:
+    """The lanes of two GPUs."""
+
+    def __init__(self, near: LanePool, far: LanePool) -> None:
+        self.near, self.far = near, far
+
+    async def pair(
+        self, source: Arena, target: Arena, regions: list[LaneRegion], there: list[LaneRegion] | None = None
+    ) -> tuple[Lane, Lane]:
+        """A connected pair: source's and destination's."""
+        giver = await self.near.lease(MOVE, [(source.fd, source.nbytes)], regions, writable=False)
+        taker = await self.far.lease(MOVE, [(target.fd, target.nbytes)], there or regions, writable=True)
+        token = mint_token()
+        await giver.serve(token)
+        assert await taker.connect("127.0.0.1", giver.port, token, 20_000) > 0
+        return giver, taker
+
+
+@pytest.fixture
+async def pools(request: pytest.FixtureRequest) -> AsyncIterator[Pools]:
+    faults = getattr(request, "param", "")
+    async with AsyncExitStack() as stack:
+        near = await stack.enter_async_context(lanes(gpu=GPUS[0], slots=2, faults=faults, stall_ms=2000))
+        far = await stack.enter_async_context(lanes(gpu=GPUS[1], slots=3, stall_ms=2000))
+        yield Pools(near, far)
+
+
+async def test_regions_of_any_size_arrive_and_lanes_are_used_again(pools: Pools) -> None:
+    pids = set()
+    for seed in (1, 2):
+        source, target = DeviceArena(room(REGIONS), seed), DeviceArena(room(REGIONS))
+        giver, taker = await pools.pair(source, target, REGIONS)
+        pids |= {giver.pid, taker.pid}
+        wanted = spans()
+        parts = [*([one] for one in wanted[:9]), wanted[9:]]
+        landed = await asyncio.gather(*(taker.pull(part) for part in parts))
+        assert sum(landed) == sum(SIZES)
+        expected = np.zeros_like(target.bytes)
+        for region in REGIONS:
+            part = slice(region.offset, region.offset + region.nbytes)
+            expected[part] = source.bytes[part]
+        assert np.array_equal(target.bytes, expected)
+        await taker.release()
+        await giver.release()
+        files = [f" {os.fstat(arena.fd).st_ino} " for arena in (source, target)]
+        assert not any(mapped(pid, name) for pid in pids for name in files)
+    assert len(pids) == 2
+
+
+async def test_a_pull_brings_exactly_its_spans_to_other_places(pools: Pools) -> None:
+    """And a region that lies on another device is not brought by this lane."""
+    source, target = DeviceArena(MB, 7), DeviceArena(2 * MB)
+    regions = [LaneRegion(0, 0, 700_000), LaneRegion(0, 700_160, 5), LaneRegion(-1, 0, 50)]
+    there = [LaneRegion(0, MB, 700_000), LaneRegion(0, 3, 5), LaneRegion(-1, 0, 50)]
+    giver, taker = await pools.pair(source, target, regions, there)
+    assert await taker.pull([Span(1, 1, 3), Span(0, 17, 600_000)]) == 600_003
+    expected = np.zeros_like(target.bytes)
+    expected[MB + 17 : MB + 600_017] = source.bytes[17:600_017]
+    expected[4:7] = source.bytes[700_161:700_164]
+    assert np.array_equal(target.bytes, expected)
+    for wrong, reason in ((Span(0, 1, 700_000), "leaves its region"), (Span(2, 0, 50), "another device")):
+        with pytest.raises(TransportError, match=reason):
+            await taker.pull([wrong])
+    assert await taker.pull([Span(1, 0, 5)]) == 5
+    await taker.release()
+    await giver.release()
+
+
+async def test_memory_that_is_not_this_gpus_is_refused(pools: Pools) -> None:
+    host, device = Arena(GRANULE), DeviceArena(MB)
+    for extents, regions in (
+        ([(host.fd, GRANULE)], [LaneRegion(0, 0, 1)]),
+        ([(device.fd, MB)], [LaneRegion(0, GRANULE, 1)]),
+    ):
+        with pytest.raises(TransportError):
+            await pools.far.lease(MOVE, extents, regions, writable=True)
+
+
+async def test_wrong_and_replayed_tokens_are_turned_away(pools: Pools) -> None:
+    source, target = DeviceArena(MB, 1), DeviceArena(MB)
+    regions = [LaneRegion(0, 0, MB)]
+    giver = await pools.near.lease(MOVE, [(source.fd, MB)], regions, writable=False)
+    token = mint_token()
+    await giver.serve(token)
+
+    async def attempt(token: bytes) -> None:
+        stranger = await pools.far.lease(MOVE, [(target.fd, MB)], regions, writable=True)
+        with pytest.raises((TransportError, DeadlineError)):
+            await stranger.connect("127.0.0.1", giver.port, token, 3000)
+        await stranger.gone()
+
+    await attempt(mint_token())
+    taker = await pools.far.lease(MOVE, [(target.fd, MB)], regions, writable=True)
+    await taker.connect("127.0.0.1", giver.port, token, 20_000)
+    await attempt(token)
+    assert await taker.pull([Span(0, 0, MB)]) == MB
+    assert np.array_equal(target.bytes[:MB], source.bytes[:MB])
+    await taker.release()
+    await giver.release()
+
+
+async def test_a_lane_of_another_kind_is_refused(pools: Pools) -> None:
+    async with lanes(stall_ms=2000) as plain:
+        source, target = Arena(MB, 1), DeviceArena(MB)
+        regions = [LaneRegion(0, 0, MB)]
+        giver = await plain.lease(MOVE, [(source.fd, MB)], regions, writable=False)
+        taker = await pools.far.lease(MOVE, [(target.fd, MB)], regions, writable=True)
+        token = mint_token()
+        await giver.serve(token)
+        with pytest.raises((TransportError, DeadlineError)):
+            await taker.connect("127.0.0.1", giver.port, token, 5000)
+        assert isinstance(await giver.lost, WorldMoveError)
+
+
+@pytest.mark.parametrize("pools", ["lane-flip-once"], indirect=True)
+async def test_a_flipped_byte_is_the_rings_and_never_the_worlds(pools: Pools) -> None:
+    source, target = DeviceArena(MB, 1), DeviceArena(MB)
+    before = source.bytes.copy()
+    giver, taker = await pools.pair(source, target, [LaneRegion(0, 0, MB)])
+    await taker.pull([Span(0, 0, MB)])
+    assert np.count_nonzero(target.bytes[:MB] != source.bytes[:MB]) == 1
+    assert np.array_equal(source.bytes, before)
+    await taker.pull([Span(0, 0, MB)])
+    assert np.array_equal(target.bytes[:MB], source.bytes[:MB])
+    await taker.release()
+    await giver.release()
+
+
+@pytest.mark.parametrize("pools", ["lane-short-once", "lane-over-once", "lane-stall"], indirect=True)
+async def test_what_comes_short_long_or_not_at_all_ends_the_lane(pools: Pools) -> None:
+    source, target = DeviceArena(4 * MB, 1), DeviceArena(4 * MB)
+    _, taker = await pools.pair(source, target, [LaneRegion(0, 0, 4 * MB)])
+    pulls = [taker.pull([Span(0, part * 2 * MB, 2 * MB)]) for part in range(2)]
+    # `lane-stall` lets the first message pass.
+    outcomes = await asyncio.gather(*pulls, return_exceptions=True)
+    assert isinstance(outcomes[-1], FramingError | DeadlineError)
+    await taker.gone()
+    stands = target.bytes.copy()
+    source.bytes[:] = 0
+    assert np.array_equal(target.bytes, stands)
+
+
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    [("source", signal.SIGKILL), ("source", signal.SIGSTOP), ("destination", signal.SIGSTOP)],
+)
+async def test_a_lane_that_dies_or_stops_ends_the_pull_in_time(
+    pools: Pools, victim: str, how: signal.Signals
+) -> None:
+    source, target = DeviceArena(64 * MB, 1), DeviceArena(64 * MB)
+    giver, taker = await pools.pair(source, target, [LaneRegion(0, 0, 64 * MB)])
+    pulls = [asyncio.ensure_future(taker.pull([Span(0, part << 22, 4 * MB)])) for part in range(16)]
+    await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
+    os.kill(giver.pid if victim == "source" else taker.pid, how)
+    async with asyncio.timeout(20):
+        outcomes = await asyncio.gather(*pulls, return_exceptions=True)
+        assert isinstance(outcomes[-1], ProcessLostError | ConnectionLostError | DeadlineError)
+        for lane in (giver, taker):
+            lane.abort()
+            await lane.gone()
+            await until_gone(lane.pid)
+            assert not alive(lane.pid)
+
+
+async def test_the_lanes_of_a_gpu_that_is_not_there_do_not_start() -> None:
+    async with lanes(gpu="GPU-none") as pool:
+        arena = DeviceArena(MB)
+        with pytest.raises(ProcessLostError):
+            await pool.lease(MOVE, [(arena.fd, MB)], [LaneRegion(0, 0, MB)], writable=False)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1 << 40), st.integers(1, 300)), min_size=1),
+    st.integers(1, 100),
+)
+def test_loads_are_full_without_gaps_and_in_order(wanted: list[tuple[int, int, int]], slot: int) -> None:
+    packed = pack_spans([Span(*each) for each in wanted])
+    made = list(pack(packed, slot))
+    assert [load.nbytes for load in made[:-1]] == [slot] * (len(made) - 1)
+    assert 0 < made[-1].nbytes <= slot
+    bytes_of = [
+        (region, offset + byte)
+        for load in made
+        for region, offset, length, _ in load.rows.tolist()
+        for byte in range(length)
+    ]
+    assert bytes_of == [
+        (region, offset + byte) for region, offset, length in wanted for byte in range(length)
+    ]
+    for load in made:
+        ends = 0
+        for _, _, length, place in load.rows.tolist():
+            assert place == ends
+            ends += length
+        assert ends == load.nbytes
+
+
+def test_a_message_is_a_slot() -> None:
+    loads = list(pack(pack_spans([Span(0, 5, SLOT_BYTES), Span(1, 0, 1)])))
+    assert [load.nbytes for load in loads] == [SLOT_BYTES, 1]

@@ -1,0 +1,259 @@
+"""The *direct* path: from GPU to GPU by UCX, over one lane for each GPU that the session lies on.
+
+A source lane serves the regions of its own GPU; all of them go to one GPU at the destination, where the other
+lane lands them. What lies on the host, or goes from one GPU to several, is left to the staged path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from worldmove import messages as m
+from worldmove.config import Settings
+from worldmove.errors import SlowPathError, ValidationError, WorldMoveError
+from worldmove.gate import Pass
+from worldmove.hosting.memory import Holding
+from worldmove.manifest import Manifest, Span
+from worldmove.offering import OnLost
+from worldmove.paths import StagedPath
+from worldmove.tasks import each
+from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
+
+BATCH_BYTES = 256 << 20
+WIDTH = 6
+"""Batches under way on a lane: what the rings hold, and enough behind it that no slot waits for the node."""
+
+
+class DirectRates:
+    """What bare transfers from each peer have brought, in 10⁹ bit/s; remembered until the node ends."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, float] = {}
+
+    def of(self, peer: str) -> float | None:
+        """The last one that was measured; `None`: none, or the path could not be opened since."""
+        return self._rates.get(peer)
+
+    def note(self, peer: str, gbps: float | None) -> None:
+        """Keeps a rate; `None`: it is to be measured anew."""
+        self._rates.pop(peer, None)
+        if gbps is not None:
+            self._rates[peer] = gbps
+
+
+DirectLanes = Mapping[str, LanePool]
+"""The direct lanes of a node, by the UUID of their GPU."""
+
+
+def floor(settings: Settings) -> float:
+    """The least that the path must bring, in 10⁹ bit/s."""
+    return max(settings.min_gbps, settings.direct_min_gbps)
+
+
+def reachable(memory: Holding, lanes: DirectLanes) -> bool:
+    """Whether all of it lies on GPUs that have lanes."""
+    return all(extent.device in lanes for extent in memory.extents)
+
+
+async def lease(
+    lanes: DirectLanes, move_id: str, memory: Holding, device: str, regions: Sequence[int], *, writable: bool
+) -> Lane:
+    """A direct lane of `device` for some regions, by their numbers, all of which lie there.
+
+    Raises:
+        WorldMoveError: see `LanePool.lease`; nothing is left then.
+    """
+    numbers = [number for number, extent in enumerate(memory.extents) if extent.device == device]
+    extents = [(memory.fds[number], memory.extents[number].nbytes) for number in numbers]
+    rows = []
+    wanted = set(regions)
+    for number, (place, region) in enumerate(zip(memory.places, memory.manifest.regions, strict=True)):
+        here = numbers.index(place.extent) if number in wanted else -1
+        rows.append(LaneRegion(here, place.offset if number in wanted else 0, region.nbytes))
+    return await lanes[device].lease(move_id, extents, rows, writable=writable)
+
+
+def by_device(memory: Holding) -> dict[str, list[int]]:
+    """The numbers of the regions on each device."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for number, place in enumerate(memory.places):
+        found[memory.extents[place.extent].device].append(number)
+    return dict(found)
+
+
+def pairs(theirs: Manifest, mine: Holding) -> dict[str, tuple[str, list[int]]]:
+    """Where the regions of each of the source's devices go: one device here, and their numbers.
+
+    Raises:
+        ValidationError: those of one device go to several.
+    """
+    found: dict[str, tuple[str, list[int]]] = {}
+    for number, (region, place) in enumerate(zip(theirs.regions, mine.places, strict=True)):
+        device = mine.extents[place.extent].device
+        here, numbers = found.setdefault(region.device, (device, []))
+        if here != device:
+            raise ValidationError(
+                f"regions of {region.device!r} go to {here!r} and {device!r}; one is allowed", field="path"
+            )
+        numbers.append(number)
+    return found
+
+
+def fits(theirs: Manifest, mine: Holding, lanes: DirectLanes) -> bool:
+    """Whether direct lanes can bring all of a session to this memory."""
+    try:
+        pairs(theirs, mine)
+    except ValidationError:
+        return False
+    return reachable(mine, lanes)
+
+
+class DirectPath(StagedPath):
+    """Pulls over one lane for each GPU of the source, under grants of the node's gate.
+
+    Args:
+        lanes: connected. of_region: which of them brings each region.
+        gate: see `StagedPath`.
+        gbps: what the slowest of them brought when it was opened.
+    """
+
+    name = "direct"
+
+    def __init__(self, lanes: Sequence[Lane], of_region: Mapping[int, Lane], gate: Pass, gbps: float) -> None:
+        super().__init__(lanes, gate)
+        self._of_region = dict(of_region)
+        self.gbps, self.rate = gbps, gbps * 1.25e8
+        self.width = WIDTH * len(lanes)
+
+    @property
+    def batch_bytes(self) -> int:
+        """What a grant should have at this moment."""
+        return self._gate.batch_bytes(BATCH_BYTES, len(self._lanes))
+
+    async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:  # noqa: ARG002 - see `stand`
+        """Brings the spans, each over the lane of its region."""
+        groups: defaultdict[Lane, list[Span]] = defaultdict(list)
+        for span in spans:
+            groups[self._of_region[span.region]].append(span)
+        async with self._gate.grant(sum(span.length for span in spans)):
+            await each([_pull(lane, some) for lane, some in groups.items()])
+
+
+async def _pull(lane: Lane, spans: Sequence[Span]) -> None:
+    await lane.pull(spans)
+
+
+class DirectServing:
+    """The source's direct lanes of one move.
+
+    Args:
+        lanes: of the node.
+    """
+
+    def __init__(self, lanes: DirectLanes) -> None:
+        self._pools = lanes
+        self.lanes: list[Lane] = []
+
+    async def begin(
+        self, move_id: str, memory: Holding, host: str, on_lost: OnLost, spare: tuple[m.LaneOffer, ...]
+    ) -> m.Begin:
+        """What the destination is offered; with `spare` lanes of another path that alone if need be, and why.
+
+        Raises:
+            WorldMoveError: as `offer`, where there is no other path.
+        """
+        try:
+            return m.Begin(direct=await self.offer(move_id, memory, host, on_lost), lanes=spare)
+        except WorldMoveError as error:
+            if not spare:
+                raise
+            return m.Begin(lanes=spare, reason=error.message[: m.MAX_TEXT])
+
+    async def offer(
+        self,
+        move_id: str,
+        memory: Holding,
+        host: str,
+        on_lost: OnLost,
+    ) -> tuple[m.LaneOffer, ...]:
+        """A lane for each device of the memory, serving; `release` or `end` gives them back.
+
+        Args:
+            move_id: of the move.
+            memory: of the session.
+            host: where the other node reaches this one's lanes.
+            on_lost: called when one of them fails.
+
+        Raises:
+            WorldMoveError: one can't be had; those that there are stay until `end`.
+        """
+        offers = []
+        for device, regions in by_device(memory).items():
+            lane = await lease(self._pools, move_id, memory, device, regions, writable=False)
+            self.lanes.append(lane)
+            lane.lost.add_done_callback(on_lost)
+            token = mint_token()
+            await lane.serve(token)
+            offers.append(m.LaneOffer(host, lane.port, token, device))
+        return tuple(offers)
+
+    async def end(self) -> None:
+        """Ends the lanes' processes; returns when nothing of them reads memory any more."""
+        lanes, self.lanes = self.lanes, []
+        for lane in lanes:
+            lane.abort()
+        await asyncio.gather(*(lane.gone() for lane in lanes))
+
+    async def release(self) -> None:
+        """Ends the leases cleanly; lanes that don't end so are ended."""
+        lanes, self.lanes = self.lanes, []
+        await asyncio.gather(*(lane.release() for lane in lanes))
+
+
+async def connect(
+    lanes: DirectLanes,
+    hello: m.Hello,
+    offers: Sequence[m.LaneOffer],
+    memory: Holding,
+    gate: Callable[[], Pass],
+    *,
+    floor_gbps: float,
+    timeout_ms: float,
+) -> DirectPath:
+    """Connects this node's lanes to those that were offered, and measures.
+
+    Raises:
+        SlowPathError: a lane brings less than `floor_gbps`; the lanes at both ends are idle again.
+        WorldMoveError: a lane can't be had or connected; none is left then.
+    """
+    wanted = pairs(hello.manifest, memory)
+    by_name = {offer.device: offer for offer in offers}
+    lacking = sorted(wanted.keys() - by_name.keys())
+    if lacking or not reachable(memory, lanes):
+        raise ValidationError(
+            f"there are no direct lanes for {lacking or 'the devices that it goes to'}", field="path"
+        )
+    made: list[Lane] = []
+    of_region: dict[int, Lane] = {}
+    slowest = float("inf")
+    try:
+        for theirs, (device, regions) in wanted.items():
+            offer = by_name[theirs]
+            lane = await lease(lanes, hello.move_id, memory, device, regions, writable=True)
+            made.append(lane)
+            slowest = min(slowest, await lane.connect(offer.host, offer.port, offer.token, timeout_ms))
+            of_region.update(dict.fromkeys(regions, lane))
+    except BaseException:
+        for lane in made:
+            lane.abort()
+        raise
+    if slowest < floor_gbps:
+        await asyncio.gather(*(lane.release() for lane in made))
+        raise SlowPathError(
+            f"path direct brought {slowest:.2f} Gb/s between lanes, and {floor_gbps:g} is the least that is "
+            "taken; UCX has found neither NVLink nor RDMA from GPU to GPU",
+            gbps=slowest,
+        )
+    return DirectPath(made, of_region, gate(), slowest)

@@ -1,0 +1,59 @@
+"""What a *direct* lane does on its GPU; imported only there, as it brings CuPy along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from worldmove.cuda.memory import Window
+from worldmove.errors import DeviceError, FramingError
+from worldmove.transport.base import Connection
+from worldmove.transport.device import DeviceTable, LaneGpu
+from worldmove.transport.direct import DirectDestination, DirectSource
+from worldmove.transport.exchange import Exchange
+from worldmove.transport.faults import Faults
+from worldmove.transport.sides import Asks
+from worldmove.transport.slots import RingShape
+from worldmove.transport.table import LaneRegion
+from worldmove.transport.warming import Gauge, measure, oblige
+
+
+class DeviceSide:
+    """A lane that maps memory of one GPU; see `sides.Side`."""
+
+    def __init__(self, gpu: LaneGpu) -> None:
+        self._gpu = gpu
+
+    def map(self, fd: int, nbytes: int, _writable: bool, /) -> Window:
+        """See `Side.map`."""
+        try:
+            return self._gpu.map(fd, nbytes)
+        except DeviceError as error:
+            raise FramingError(f"an extent can't be mapped: {error.message}") from error
+
+    def table(
+        self, extents: Sequence[Window], regions: Sequence[LaneRegion], ring: RingShape | None
+    ) -> DeviceTable:
+        """See `Side.table`."""
+        if ring is not None:
+            raise FramingError("a direct lane has a ring of its own")
+        return DeviceTable(self._gpu, extents, regions)
+
+    def source(
+        self, connection: Connection, table: DeviceTable, stall_s: float, faults: Faults, _asks: Asks, /
+    ) -> Exchange:
+        """See `Side.source`."""
+        return DirectSource(connection, self._gpu, table, stall_s, faults)
+
+    def destination(
+        self, connection: Connection, table: DeviceTable, stall_s: float, faults: Faults
+    ) -> Exchange:
+        """See `Side.destination`."""
+        return DirectDestination(connection, self._gpu, table, stall_s, faults)
+
+    async def measure(self, connection: Connection) -> Gauge:
+        """See `warming.measure`."""
+        return await measure(connection, self._gpu)
+
+    async def oblige(self, connection: Connection) -> Gauge:
+        """See `warming.oblige`."""
+        return await oblige(connection, self._gpu)
