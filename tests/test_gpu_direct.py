@@ -21,6 +21,9 @@ OPTIONS = ["--executors", "1", "--log-level", "info", "--direct-ring", "512MiB",
 ANY_RATE = ["--direct-min-gbps", "0"]
 """No GPU, no NVLink: what UCX falls back to is all there is."""
 
+pytestmark = pytest.mark.timeout(300)
+"""Two nodes are a dozen processes; on a busy machine they take a minute to start."""
+
 
 @pytest.fixture(autouse=True)
 def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +68,7 @@ async def test_a_session_goes_from_gpu_to_gpu_and_back(tmp_path: Path) -> None:
             assert (receipt.path, receipt.path_reason) == ("direct", None)
         async with AsyncClient(nodes[0].url) as client:
             lanes = (await client.node()).lanes
-            assert [lane.kind for lane in lanes].count("direct") == 1
+            assert "direct" in [lane.kind for lane in lanes]
             assert all(lane.migration_id is None for lane in lanes)
 
 
@@ -85,6 +88,20 @@ async def test_what_goes_wrong_with_lanes_and_rings_harms_no_world(tmp_path: Pat
                 await moved(way)
             assert (await order(folder)).fired
         assert (await moved(way)).path == "direct"
+
+
+async def test_a_way_that_does_not_open_costs_no_move(tmp_path: Path) -> None:
+    """Also where it was known to be good: the token that its lane is told is wrong once."""
+    async with (
+        running_nodes(["A", "B"], [*OPTIONS, *ANY_RATE, "--faults", "arm"], each(), tmp_path) as nodes,
+        shuttle(nodes, 0, programs("odd")) as way,
+    ):
+        share_nothing(nodes)
+        assert [(await moved(way, "auto")).path for _ in range(2)] == ["direct", "direct"]
+        await order(run_dir(nodes[0]), arm="source.admitted.lie-token")
+        receipt = await moved(way, "auto")
+        assert receipt.path == "staged"
+        assert receipt.path_reason is not None
 
 
 async def test_a_way_that_is_too_slow_is_refused_and_the_next_one_taken(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
 BATCH_BYTES = 256 << 20
 WIDTH = 6
 """Batches under way on a lane: what the rings hold, and enough behind it that no slot waits for the node."""
+FAILED_S = 60.0
+"""For so long a path that could not be opened is not chosen by itself: a trial may cost its move seconds."""
 
 
 class DirectRates:
@@ -31,16 +33,24 @@ class DirectRates:
 
     def __init__(self) -> None:
         self._rates: dict[str, float] = {}
+        self._failed_at: dict[str, float] = {}
 
-    def of(self, peer: str) -> float | None:
-        """The last one that was measured; `None`: none, or the path could not be opened since."""
+    def of(self, peer: str, now: float) -> float | None:
+        """The last one that was measured; for a while after the path could not be opened 0; `None`: none."""
+        failed_at = self._failed_at.get(peer)
+        if failed_at is not None and now - failed_at < FAILED_S:
+            return 0.0
         return self._rates.get(peer)
 
-    def note(self, peer: str, gbps: float | None) -> None:
-        """Keeps a rate; `None`: it is to be measured anew."""
+    def note(self, peer: str, gbps: float) -> None:
+        """Keeps a rate."""
+        self._failed_at.pop(peer, None)
+        self._rates[peer] = gbps
+
+    def failed(self, peer: str, now: float) -> None:
+        """The path could not be opened; what was measured before says nothing any more."""
         self._rates.pop(peer, None)
-        if gbps is not None:
-            self._rates[peer] = gbps
+        self._failed_at[peer] = now
 
 
 DirectLanes = Mapping[str, LanePool]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import structlog
 
@@ -69,11 +70,10 @@ class Opening:
             WorldMoveError: a lane can't be had or connected; none is left then.
         """
         services, begin = self._services, self._begin
-        if not begin.direct:
-            raise FramingError(begin.reason or "begin offers no direct lanes")
-        peer = self._hello.source
-        services.direct_rates.note(peer, None)
+        peer, rates = self._hello.source, services.direct_rates
         try:
+            if not begin.direct:
+                raise FramingError(begin.reason or "begin offers no direct lanes")
             path = await connect(
                 services.direct,
                 self._hello,
@@ -84,9 +84,12 @@ class Opening:
                 timeout_ms=self._timeout_ms,
             )
         except SlowPathError as error:
-            services.direct_rates.note(peer, error.details["gbps"])
+            rates.note(peer, error.details["gbps"])
             raise
-        services.direct_rates.note(peer, path.gbps)
+        except WorldMoveError:
+            rates.failed(peer, time.monotonic())
+            raise
+        rates.note(peer, path.gbps)
         return path
 
     async def local(self, target: Reader) -> Path:

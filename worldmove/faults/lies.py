@@ -37,8 +37,10 @@ def _other_begin(begin: m.Begin) -> m.Message:
 def _other_token(begin: m.Begin) -> m.Message:
     if begin.token is not None:
         return replace(begin, token=_flip(begin.token))
-    lanes = tuple(m.LaneOffer(lane.host, lane.port, _flip(lane.token)) for lane in begin.lanes)
-    return replace(begin, lanes=lanes)
+    if begin.direct:
+        # Those of the lanes that are offered beside them stay right: what takes their place can be seen.
+        return replace(begin, direct=tuple(replace(lane, token=_flip(lane.token)) for lane in begin.direct))
+    return replace(begin, lanes=tuple(replace(lane, token=_flip(lane.token)) for lane in begin.lanes))
 
 
 def _other_length(part: m.TablePart) -> m.Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path as FilePath
 
@@ -36,7 +37,7 @@ class Admission:
     """Finds berths for sessions that come.
 
     Args:
-        settings, boot_id, host, book, devices, intake: of the node.
+        services, boot_id, host, book, devices: of the node.
         gone: waits, so many seconds at most, until a former stay of a session here is over.
     """
 
@@ -47,6 +48,7 @@ class Admission:
         host: Host,
         book: SessionBook,
         devices: Devices,
+        *,
         gone: Callable[[str, float], Awaitable[None]],
     ) -> None:
         self._services = services
@@ -205,8 +207,11 @@ class Admission:
         return ("local", False) if near else self._far(hello, direct=direct and memory is not None)
 
     def _far(self, hello: m.Hello, *, direct: bool) -> tuple[str, bool]:
-        """The better of the ways between hosts: what is not known of one is measured when it is opened."""
-        known = self._services.direct_rates.of(hello.source)
+        """The better of the ways between hosts: what is not known of one is measured when it is opened.
+
+        Staged lanes are wanted, too, also where it is known: what fails before the pause shall cost no move.
+        """
+        known = self._services.direct_rates.of(hello.source, time.monotonic())
         if not direct or (known is not None and known < directing.floor(self._settings)):
             return "staged", False
-        return "direct", known is None
+        return "direct", True

@@ -198,8 +198,8 @@ class Node:
         host.returns.warrant = warrant(services, self._recover)
         self._snapshots = Snapshots(services, host, tenure.alone, self._metrics.snapshot_taken)
         self._registrar = Registrar(services, host, self._book, self._recovery, self._snapshots)
-        gone = self._recovery.gone
-        admission = Admission(services, self._boot_id, host, self._book, self._devices, gone)
+        where = services, self._boot_id, host, self._book, self._devices
+        admission = Admission(*where, gone=self._recovery.gone)
         self._moves = Moves(
             services,
             self._book,

@@ -54,6 +54,6 @@ class DeviceSide:
         """See `warming.measure`."""
         return await measure(connection, self._gpu)
 
-    async def oblige(self, connection: Connection) -> Gauge:
+    async def oblige(self, connection: Connection, stall_s: float) -> Gauge:
         """See `warming.oblige`."""
-        return await oblige(connection, self._gpu)
+        return await oblige(connection, self._gpu, stall_s)

@@ -313,7 +313,7 @@ class LaneProcess:
                     return
                 lease.token = None
                 await welcome(connection, token, lease.move_id, lease.table, theirs)
-                _, *so_far = await self._side.oblige(connection)
+            _, *so_far = await self._side.oblige(connection, self._stall)
         except (TransportError, DeadlineError, TimeoutError) as error:
             connection.abort()
             if lease.token is None and self._lease is lease and not self._over.done():

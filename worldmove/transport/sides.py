@@ -51,7 +51,7 @@ class Side(Protocol):
     async def measure(self, connection: Connection, /) -> tuple[float, int, int]:
         """As destination: warms the way up; `warming.Gauge`."""
 
-    async def oblige(self, connection: Connection, /) -> tuple[float, int, int]:
+    async def oblige(self, connection: Connection, stall_s: float, /) -> tuple[float, int, int]:
         """As source: what belongs to `measure`."""
 
 
@@ -108,6 +108,6 @@ class HostSide:
         """Nothing to warm up."""
         return 0.0, 1, 1
 
-    async def oblige(self, _connection: Connection, /) -> tuple[float, int, int]:
+    async def oblige(self, _connection: Connection, _stall_s: float, /) -> tuple[float, int, int]:
         """Nothing to warm up."""
         return 0.0, 1, 1

@@ -65,22 +65,23 @@ async def measure(connection: Connection, gpu: LaneGpu) -> Gauge:
     return Gauge(gbps, sent + 1, received)
 
 
-async def oblige(connection: Connection, gpu: LaneGpu) -> Gauge:
+async def oblige(connection: Connection, gpu: LaneGpu, stall_s: float) -> Gauge:
     """As source, after the introduction: sends what the destination asks for until it has enough.
 
     Raises:
         TransportError: the connection broke, or the destination asks for something else.
+        TimeoutError: for `stall_s` nothing was asked for, or no message was over. All of it may take longer.
     """
     sent, received = 1, 1
     while True:
-        incoming = await connection.receive()
+        incoming = await asyncio.wait_for(connection.receive(), stall_s)
         if incoming is None:
             raise ConnectionLostError("the other side closed in the middle of a measurement")
         kind = framing.read_tag(incoming.tag, incoming.nbytes, received)
         if kind is not Kind.WARM or incoming.nbytes != WARM.size:
             raise FramingError(f"{kind.name} came in a measurement")
         received += 1
-        messages, nbytes = WARM.unpack(await take(incoming))
+        messages, nbytes = WARM.unpack(await asyncio.wait_for(take(incoming), stall_s))
         if not messages:
             return Gauge(0.0, sent, received)
         if (messages, nbytes) not in STEPS:
@@ -88,9 +89,9 @@ async def oblige(connection: Connection, gpu: LaneGpu) -> Gauge:
         sending: deque[asyncio.Future[None]] = deque()
         for number in range(messages):
             if len(sending) == AT_ONCE:
-                await sending.popleft()
+                await asyncio.wait_for(sending.popleft(), stall_s)
             data = gpu.slot(number % gpu.slots, nbytes)
             sending.append(connection.send(framing.tag_of(Kind.DATA, sent), data))
             sent += 1
         for future in sending:
-            await future
+            await asyncio.wait_for(future, stall_s)
