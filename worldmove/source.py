@@ -25,7 +25,6 @@ from worldmove.ledger.records import MoveRef, SessionRecord
 from worldmove.machine import Role
 from worldmove.offering import Serving, descriptors_of
 from worldmove.page.looking import open_to_look
-from worldmove.protocol import State
 from worldmove.rates import SETTLE
 from worldmove.reading import Plan, Reader
 from worldmove.receipts import Account
@@ -136,15 +135,15 @@ class SourceMove(Driver):
         self.account.note(event)
         before = self.machine.state
         super()._handle(event)
-        if self.machine.state is State.SETTLING and before is not State.SETTLING:
+        if self.machine.state is p.State.SETTLING and before is not p.State.SETTLING:
             self._gave_up_at = time.monotonic()
-        if self.machine.state is State.COMMITTED and before is not State.COMMITTED:
+        if self.machine.state is p.State.COMMITTED and before is not p.State.COMMITTED:
             # A peer that answers pings and hangs would leave the world standing: the record then decides.
             self.later(
                 self.services.settings.peer_timeout_ms,
                 lambda: self._give_up("peer", "committed, and no word of an adoption", committed=True),
             )
-        if self.machine.state not in (State.REQUESTED, State.REJECTED, State.ABORTED):
+        if self.machine.state not in (p.State.REQUESTED, p.State.REJECTED, p.State.ABORTED):
             self._answer(None)
 
     def _answer(self, error: WorldMoveError | None) -> None:
@@ -163,7 +162,7 @@ class SourceMove(Driver):
         watch = self._tasks.spawn(self.account.timeline.watch(lambda: self.slot.ranks.block))
         self.done.add_done_callback(lambda _done: watch.cancel())
         async with self._ledger_turn:
-            if self.machine.state is not State.ADMITTED:
+            if self.machine.state is not p.State.ADMITTED:
                 return  # given up, and perhaps settled already: it must not begin after that
             old = await self._closed_record()
             move = MoveRef(
@@ -205,21 +204,16 @@ class SourceMove(Driver):
             begin = descriptors_of(memory, str(self.services.door.path), self._token, page=bool(page))
         elif action.path == "direct":
             spare = await self._serve_lanes(action.lanes) if action.lanes else ()
-            way = self.move_id, memory, self._host(), self._on_direct_lost, spare
-            begin = await self._direct.begin(*way)
+            begin = await self._direct.begin(self.move_id, memory, self._host(), self._on_direct_lost, spare)
         else:
             begin = m.Begin(lanes=await self._serve_lanes(action.lanes))
         self.post(p.PathOffered(begin=begin))
 
     async def _arm(self, plan: Plan) -> tuple[int, ...]:
         """Arms the reading of a world that will stand; the page that shows it, for the destination too."""
-        pages, ranks = self.slot.pages, self.slot.ranks
-        if (
-            self.hello.live
-            or not ranks.attended
-            or pages.leaf is not None
-            or not all(pool.arms for pool, _ in plan.parts)
-        ):
+        pages = self.slot.pages
+        stands = not self.hello.live and self.slot.ranks.attended and pages.leaf is None
+        if not (stands and all(pool.arms for pool, _ in plan.parts)):
             return ()
         page = open_to_look(pages.fds[0])
         self._pins.callback(os.close, page)
@@ -229,7 +223,7 @@ class SourceMove(Driver):
 
     def _on_direct_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
         facts = self.machine.facts  # before the path is open the staged one may still take its place
-        if facts.path == "direct" and not (facts.lanes and self.machine.state is State.ADMITTED):
+        if facts.path == "direct" and not (facts.lanes and self.machine.state is p.State.ADMITTED):
             self._on_lane_lost(future)
 
     def _host(self) -> str:
@@ -370,7 +364,7 @@ class SourceMove(Driver):
         """The destination has the peer's time to adopt; then the world is taken back by a swap."""
         deadline = time.monotonic() + self.services.settings.peer_timeout_ms / 1000
         ledger, claim = self.services.ledger, self.services.claim
-        while self.machine.state is State.RECLAIMING:
+        while self.machine.state is p.State.RECLAIMING:
             try:
                 record = await ledger.settle(self.session_id, self.move_id)
                 if self.outcome(record) == "committed" and time.monotonic() >= deadline:
