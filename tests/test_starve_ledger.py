@@ -17,7 +17,7 @@ from starve_kit import full, small_disk
 def disk() -> Iterator[Path]:
     with (
         tempfile.TemporaryDirectory(prefix="wm-d-") as folder,
-        small_disk(Path(folder) / "disk", 2 << 20) as disk,
+        small_disk(Path(folder) / "disk", 8 << 20) as disk,
     ):
         yield disk
 
