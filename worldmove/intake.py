@@ -24,7 +24,7 @@ from worldmove.granting.meter import Epoch
 from worldmove.granting.pauses import Need
 from worldmove.manifest import LeafMap, Manifest
 from worldmove.paths import Path
-from worldmove.probing import Probe, probe
+from worldmove.probing import LEAST_BYTES, Probe, probe
 from worldmove.promises import Promises
 from worldmove.rates import Rates
 
@@ -35,8 +35,6 @@ STALE_S = 30.0
 STOP_S = 0.02
 """Beside the block that a world generates: until it has heard that it may stop, and has."""
 COLD_SETTLE_S = 0.02
-TOLD_BYTES = 3 << 20
-"""Smaller states are brought before a probe of their path would have told anything."""
 LEAST_DIGEST = 4 << 20
 BURST_S = 0.02
 LEAST_BURST = 1 << 20
@@ -138,7 +136,7 @@ class Intake:
         self.rates.note(names.OPEN, max(now - taken.began, 1e-6), now)
         if taken.supply.path is not None or (taken.path == "staged" and self.gate.busy):
             return
-        if taken.demand.state_bytes < TOLD_BYTES and self.gate.rate is None and path.rate is None:
+        if taken.demand.state_bytes < LEAST_BYTES and self.gate.rate is None and path.rate is None:
             return  # a probe would be over before it said anything
         if path.rate is not None:
             found = Probe(0, 0.0, path.rate, 0.0)
