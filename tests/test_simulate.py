@@ -151,10 +151,8 @@ def test_whatever_is_taken_on_meets_its_horizon_and_its_deadline(
     run.run()
     taken = [each for each in run.ended if each.admitted]
     assert all(each.pause_s * 1000 <= horizon for each in taken)
-    # How long the line rests until worlds reach their boundaries is counted with three standard deviations.
     late = [each.total_s * 1000 - deadline for each in taken if each.total_s * 1000 > deadline]
-    assert len(late) <= max(1, 0.01 * len(taken))
-    assert all(over <= block for over in late)
+    assert not late
     assert {each.code for each in run.ended} <= {None, "gate-full", "inadmissible"}
 
 

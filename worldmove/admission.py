@@ -165,27 +165,28 @@ def judge(demand: Demand, supply: Supply, share: float = inf) -> Verdict:
     alone = found if isinf(share) else judge(demand, supply)
     if not alone.admissible:
         return alone
-    short = max(alone.required["bytes_per_s"] - share, 0.0)
+    free = found.available["share_bytes_per_s"]
+    short = max(alone.required["bytes_per_s"] - free, 0.0)
     return msgspec.structs.replace(
         found,
         code="gate-full",
-        reason=f"{found.reason}; {_mb(share)}/s of the line are promised to nobody until then",
+        reason=f"{found.reason}; {_mb(free)}/s of the line are promised to nobody until then",
         retry_after_s=short * demand.deadline_s / supply.full_rate,
     )
 
 
 def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
     dirty, whole = demand.dirties, float(demand.state_bytes)
-    rate = min(supply.full_rate, share, _least(supply.source_digest, supply.destination_digest))
+    pause = pause_of(demand, supply)
+    used = _used(demand, pause)
+    rate = min(supply.full_rate, share * used, _least(supply.source_digest, supply.destination_digest))
     converges = rate > dirty
-    pause = pause_of(demand, supply, None if converges else whole)
     if not converges:  # a live round for nothing, and the whole state again while the world stands
-        dirty = 0.0
+        dirty, pause = 0.0, pause_of(demand, supply, whole)
     copied = whole + pause.delta_bytes if demand.live else whole
     beside_s = supply.open_s + demand.block_s + pause.total_s - pause.send_s
     left_s = demand.deadline_s - beside_s
-    crossing = copied / _used(demand, pause)
-    needed = crossing / left_s + dirty if left_s > 0 else inf
+    needed = copied / left_s + dirty if left_s > 0 else inf
     total_s = beside_s + (copied / (rate - dirty) if rate > dirty else inf)
     failed = _failed(demand, pause, total_s, converges=converges)
     return Verdict(
@@ -214,14 +215,14 @@ def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
             total_ms=demand.deadline_s * 1000,
             path_bytes_per_s=_or_inf(supply.path),
             line_bytes_per_s=_or_inf(supply.line),
-            share_bytes_per_s=share,
+            share_bytes_per_s=share * used,
             egress_bytes_per_s=_or_inf(supply.egress),
             source_digest_bytes_per_s=_or_inf(supply.source_digest),
             destination_digest_bytes_per_s=_or_inf(supply.destination_digest),
         ),
         unmeasured=_unmeasured(demand, supply),
         pause=pause,
-        reserved_bytes=crossing + dirty * demand.deadline_s,
+        reserved_bytes=copied / used + dirty * demand.deadline_s,
     )
 
 
@@ -236,8 +237,8 @@ def _used(demand: Demand, pause: Pause) -> float:
     if demand.live or not pause.work_s:
         return 1.0
     room = max(demand.horizon_s - (pause.total_s - pause.work_s), pause.work_s)
-    together = min(room, demand.block_s + pause.work_s)
-    mean = demand.block_s / (together / pause.work_s + 1)
+    worlds = max(int(min(room, demand.block_s + pause.work_s) / pause.work_s), 1)
+    together, mean = worlds * pause.work_s, demand.block_s / (worlds + 1)
     turns = max(demand.deadline_s / (together + mean), 1.0)
     rest = min(mean * (1 + 3 / sqrt(turns)), demand.block_s)
     return together / (together + rest)

@@ -22,7 +22,10 @@ from worldmove.quantities import parse_size
 from worldmove.simulate.scenario import Scenario
 
 Steps = Generator[simpy.Event, Any, None]
+Told = Callable[[float], None]
 MIN_BATCH = 256 * 1024
+PARTS = 8
+"""Of bytes that somebody wants to be told of as they land, where single grants are not simulated."""
 
 
 class WayIn(Protocol):
@@ -31,14 +34,18 @@ class WayIn(Protocol):
     def join(self, name: str, sender: str, deadline: float) -> Any:
         """A move comes; returns its place."""
 
-    def carry(self, place: Any, nbytes: float) -> Steps:
-        """Until so many bytes of the move have landed."""
+    def carry(self, place: Any, nbytes: float, told: Told | None = None) -> Steps:
+        """Until so many bytes of the move have landed; `told` of them as they do."""
 
     def stand(self, place: Any, until: float | None) -> None:
         """The move's world stands until then, or runs."""
 
     def leave(self, place: Any) -> None:
         """The move is over."""
+
+    @property
+    def out_bytes(self) -> float:
+        """What others may have under way when a world stops, at most: it lands first."""
 
     @property
     def collapses(self) -> int:
@@ -48,10 +55,11 @@ class WayIn(Protocol):
 class _Carry:
     """What one move has still to get."""
 
-    def __init__(self, nbytes: float, done: simpy.Event) -> None:
+    def __init__(self, nbytes: float, done: simpy.Event, told: Told | None) -> None:
         self.unasked = int(nbytes)
         self.missing = int(nbytes)
         self.done = done
+        self.told = told
 
 
 class GrantLine:
@@ -87,6 +95,11 @@ class GrantLine:
         """Breakdowns of goodput that the gate met."""
         return self._pace.collapses
 
+    @property
+    def out_bytes(self) -> float:
+        """What others may have under way when a world stops, at most."""
+        return min(self._policy.allowed[1], self._under_way * self._most)
+
     def join(self, name: str, sender: str, deadline: float) -> Member:
         """A move comes to the gate."""
         return self._policy.join(name, sender, deadline)
@@ -102,11 +115,11 @@ class GrantLine:
         self._carries.pop(place, None)
         self._serve()
 
-    def carry(self, place: Member, nbytes: float) -> Steps:
-        """Until the bytes have landed."""
+    def carry(self, place: Member, nbytes: float, told: Told | None = None) -> Steps:
+        """Until the bytes have landed; `told` of every grant's."""
         if int(nbytes) <= 0:
             return
-        carry = self._carries[place] = _Carry(nbytes, self._env.event())
+        carry = self._carries[place] = _Carry(nbytes, self._env.event(), told)
         for _ in range(self._under_way):
             self._ask(place, carry)
         self._serve()
@@ -156,6 +169,8 @@ class GrantLine:
         carry = self._carries.get(place)
         if carry is not None:
             carry.missing -= nbytes
+            if carry.told is not None:
+                carry.told(nbytes)
             if carry.missing <= 0:
                 del self._carries[place]
                 carry.done.succeed()
@@ -198,6 +213,11 @@ class RateLine:
         """None: one sender answers at a time."""
         return 0
 
+    @property
+    def out_bytes(self) -> float:
+        """None: whoever goes before has the line at once."""
+        return 0.0
+
     def join(self, name: str, sender: str, deadline: float) -> _Job:  # noqa: ARG002 - as GrantLine
         """A move comes."""
         self._numbers += 1
@@ -215,15 +235,20 @@ class RateLine:
         self._jobs.discard(place)
         self._choose()
 
-    def carry(self, place: _Job, nbytes: float) -> Steps:
-        """Until the bytes have landed."""
+    def carry(self, place: _Job, nbytes: float, told: Told | None = None) -> Steps:
+        """Until the bytes have landed; `told` of each of `PARTS` parts."""
         if nbytes <= 0:
             return
-        self._settle()
-        place.missing, place.done = nbytes + self._rate * self._rtt, self._env.event()
-        self._jobs.add(place)
-        self._choose()
-        yield place.done
+        before, parts = self._rate * self._rtt, 1 if told is None else PARTS
+        for _ in range(parts):
+            self._settle()
+            place.missing, place.done = before + nbytes / parts, self._env.event()
+            self._jobs.add(place)
+            self._choose()
+            yield place.done
+            before = 0.0
+            if told is not None:
+                told(nbytes / parts)
 
     def _settle(self) -> None:
         if self._served is not None:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import simpy
 
-from worldmove.admission import Demand, pause_of
+from worldmove.admission import Demand, Pause, pause_of
 from worldmove.granting.pauses import Need
-from worldmove.simulate.lines import Steps
-from worldmove.simulate.receiver import PARTS, Receiver
+from worldmove.simulate.lines import Steps, Told
+from worldmove.simulate.receiver import Receiver
 from worldmove.simulate.scenario import Scenario
 
 MOST_ROUNDS = 16
@@ -145,11 +145,23 @@ class Moving:
             self._ask.at + self._demand.deadline_s,
         )
 
-    def _carry(self, nbytes: float) -> Steps:
+    def _carry(self, nbytes: float, told: Told | None = None) -> Steps:
         began = self._env.now
-        yield from self._receiver.line.carry(self._place, nbytes)
+        yield from self._receiver.line.carry(self._place, nbytes, told)
         self._receiver.promises.landed(self._name, int(nbytes))
         self._spans.append((nbytes, began, self._env.now))
+
+    def _progress(self, expected: Pause) -> Told:
+        """Tells the receiver what is left of the work as bytes land: others that wait may stop then."""
+        landed = 0.0
+
+        def told(nbytes: float) -> None:
+            nonlocal landed
+            landed += nbytes
+            left = max(1 - landed / max(self._left, 1.0), 0.0)
+            self._receiver.progress(self._name, expected.send_s * left + expected.destination_s)
+
+        return told
 
     def _pause(self) -> Steps:
         """The world stands; the rest is sent, checked and handed over."""
@@ -161,10 +173,8 @@ class Moving:
         began = env.now
         expected = pause_of(self._demand, receiver.supply(), self._left)
         yield self._takes(1000 * expected.source_s)
-        parts = PARTS if receiver.pauses.waiting else 1
-        for part in range(parts):
-            yield from self._carry(self._left / parts)
-            receiver.progress(self._name, expected.work_s - expected.send_s * (part + 1) / parts)
+        yield from self._carry(self._left, self._progress(expected) if receiver.pauses.waiting else None)
+        receiver.progress(self._name, expected.destination_s)
         yield self._takes(1000 * expected.destination_s)
         yield self._takes(costs.commit_ms + costs.resume_ms)
         self._pause_s = env.now - began

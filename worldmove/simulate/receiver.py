@@ -15,9 +15,6 @@ from worldmove.rates import COMMIT, LINE, OPEN, RESUME, Rates
 from worldmove.simulate.lines import GrantLine, RateLine, WayIn
 from worldmove.simulate.scenario import Scenario
 
-PARTS = 4
-"""In how many parts the last bytes are sent while others wait to stop, who may be told to after each."""
-
 
 class Receiver:
     """A node that takes moves in: the node's own books, over a simulated line."""
@@ -27,7 +24,7 @@ class Receiver:
         self.promises = Promises()
         self.pauses = Pauses()
         self._rates = Rates(inf)
-        self._blocked_s = PARTS * scenario.line.rtt_ms / 1000
+        self._round_trip_s = scenario.line.rtt_ms / 1000
         self._turns: dict[str, simpy.Event] = {}
         slowest = 1 + scenario.costs.spread
         self._source = parse_rate(scenario.costs.source_digest) / slowest
@@ -52,6 +49,7 @@ class Receiver:
 
     def _look(self, now: float) -> Supply:
         line = self._rates.rate(LINE, now)
+        blocked_s = self._round_trip_s + (self.line.out_bytes / line if line else 0.0)
         return Supply(
             path=line,
             line=line,
@@ -60,7 +58,7 @@ class Receiver:
             open_s=self._rates.tail(OPEN, now) or 0.0,
             commit_s=self._rates.tail(COMMIT, now) or 0.0,
             resume_s=self._rates.tail(RESUME, now) or 0.0,
-            blocked_s=self._blocked_s,
+            blocked_s=blocked_s,
         )
 
     def turn(self, name: str, need: Need) -> simpy.Event:
