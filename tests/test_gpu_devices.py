@@ -23,6 +23,15 @@ ROOT = FAKE.parent.parent
 SECONDS = 400
 SCENARIOS = ("mixed", "within", "revised", "own", "kinds", "memory")
 
+TORCH = """
+class cuda:
+    is_available = staticmethod(lambda: False)
+uint8 = "uint8"
+def empty(*_given, **_options):
+    raise RuntimeError("Found no NVIDIA driver on your system")
+"""
+"""PyTorch where there is no GPU, as far as it is asked for anything."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 
 
@@ -41,20 +50,18 @@ def environment() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the tool has found; all scenarios share two nodes."""
-    out = tmp_path_factory.mktemp("devices")
-    command = [sys.executable, str(ROOT / "tools" / "gpu_devices.py"), "--mib", "4", "--out", str(out)]
+    return found(tmp_path_factory.mktemp("devices"), environment())
+
+
+def found(out: Path, env: dict[str, str], *more: str) -> dict[str, Any]:
+    """What the tool has found."""
+    command = [sys.executable, str(ROOT / "tools" / "gpu_devices.py"), "--mib", "4", "--out", str(out), *more]
     answer = subprocess.run(
-        command,
-        env=environment(),
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS - 20,
+        command, env=env, cwd=ROOT, check=False, capture_output=True, text=True, timeout=SECONDS - 20
     )
     assert (out / "gpu_devices.json").exists(), answer.stderr
-    found: dict[str, Any] = json.loads((out / "gpu_devices.json").read_text())["scenarios"]
-    return found
+    scenarios: dict[str, Any] = json.loads((out / "gpu_devices.json").read_text())["scenarios"]
+    return scenarios
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -71,3 +78,13 @@ def test_a_receipt_says_from_which_gpu_to_which(report: dict[str, Any]) -> None:
     there, back = (move["devices"] for move in report["within"]["moves"][:2])
     assert [list(reversed(pair)) for pair in there] == back
     assert all(pair[0] != pair[1] for pair in there)
+
+
+def test_a_pytorch_that_sees_no_gpu_is_asked_for_nothing(tmp_path: Path) -> None:
+    """It is installed on machines without one, too; GPUs that are imagined it does not see."""
+    (tmp_path / "torch.py").write_text(TORCH)
+    env = environment()
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(tmp_path)]))
+    kinds = found(tmp_path, env, "--only", "kinds")["kinds"]
+    assert kinds["outcome"] == "ok", kinds
+    assert kinds["said"]["expandable"].startswith("not tried")

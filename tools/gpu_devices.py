@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import datetime
-import importlib.util
 import json
 import os
 import platform
@@ -217,12 +216,13 @@ async def post(trial: Trial, what: str, body: dict[str, Any]) -> dict[str, Any]:
 
 async def kinds(trial: Trial) -> dict[str, Any]:
     """Memory that has no handle is refused by name."""
-    hand = await trial.hand(0)
+    hand = await trial.hand(0, PYTORCH_ALLOC_CONF="expandable_segments:True")
     words = {"managed": "managed memory", "pool": "cudaMallocAsync", "virtual": "expandable_segments"}
-    if importlib.util.find_spec("torch") is not None:
-        words["expandable"] = "expandable_segments"
-        hand = await trial.hand(0, PYTORCH_ALLOC_CONF="expandable_segments:True")
     said = {}
+    if (await hand.ask("torch"))["sees_gpus"]:
+        words["expandable"] = "expandable_segments"
+    else:
+        said["expandable"] = "not tried: there is no PyTorch, or it sees no GPU"
     for kind, word in words.items():
         answer = await hand.refused("refused", device=trial.gpus[0], kind=kind)
         need(answer.get("error") == "manifest" and word in answer["message"], kind, answer)

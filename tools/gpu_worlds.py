@@ -248,6 +248,14 @@ class Stack:
         made = own_region(region, array)
         return {"accepted": made.source.offset}
 
+    def torch(self) -> dict[str, Any]:
+        """Whether PyTorch is here and could take a GPU's memory: an imagined one's it can't."""
+        try:
+            import torch  # noqa: PLC0415 - not everywhere
+        except (ImportError, OSError):  # OSError: a build for CUDA without CUDA's libraries
+            return {"sees_gpus": False}
+        return {"sees_gpus": bool(torch.cuda.is_available())}
+
     def _made(self, device: str, nbytes: int, kind: str) -> int:
         gpu = Device(device)
         fd = gpu.create(nbytes)
@@ -305,6 +313,8 @@ def main(arguments: list[str]) -> None:
             answer = getattr(stack, order.pop("do"))(**order)
         except WorldMoveError as error:
             answer = {"error": error.code, "message": error.message, "details": error.details}
+        except Exception as error:  # noqa: BLE001 - whoever gave the order says why it failed
+            answer = {"error": type(error).__name__, "message": str(error)}
         sys.stdout.write(json.dumps(answer, default=str) + "\n")
         sys.stdout.flush()
 
