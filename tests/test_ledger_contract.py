@@ -19,7 +19,7 @@ from worldmove.errors import (
     SessionExistsError,
     ValidationError,
 )
-from worldmove.ledger.base import Ledger
+from worldmove.ledger.base import MAX_PAGE, Ledger
 from worldmove.ledger.records import (
     Claim,
     SessionRecord,
@@ -275,7 +275,7 @@ async def test_odd_texts_in_reads_are_refused_not_passed_on(ledgers: Ledgers) ->
         ):
             with pytest.raises(ValidationError):
                 await call
-    for limit in (0, -1, 1001):
+    for limit in (0, -1, MAX_PAGE + 1):
         with pytest.raises(ValidationError):
             await ledger.sessions(limit=limit)
 

@@ -40,7 +40,12 @@ class Session:
 
     @property
     def dirty_rate(self) -> float | None:
-        """Bytes to send per second of generating, as the last ten minutes' moves show; `None`: unknown."""
+        """Bytes to send per second of generating, as the last ten minutes' moves show; `None`: unknown.
+
+        A session that no worker is attached to stays as it is.
+        """
+        if not self.slot.ranks.attended:
+            return 0.0
         return self._dirty_rate if time.monotonic() - self._dirtied_at <= SPAN_S else None
 
     @dirty_rate.setter

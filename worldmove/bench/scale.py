@@ -19,10 +19,11 @@ import httpx
 import msgspec
 import uvloop
 
+from worldmove.bench.asker import Asker, asker
 from worldmove.bench.crowd import spec
 from worldmove.bench.nodes import RunningNode, restarted, running_nodes
 from worldmove.bench.processes import open_descriptors, own_bytes
-from worldmove.bench.questions import TIMEOUT_S, Asked, ask, call
+from worldmove.bench.questions import TIMEOUT_S, Asked, call
 from worldmove.bench.report import Line, at_most, show
 from worldmove.bench.stats import median, quantile
 from worldmove.errors import ProcessLostError
@@ -162,11 +163,11 @@ async def _measure(wanted: Wanted, limit: int) -> ScaleResult:
         each = (own_bytes(pids) - before) // wanted.sessions
         large = spec() | {"regions": [{"name": "k", "dtype": "uint8", "shape": [MOVE_BYTES]}]}
         await _register(client, here, "moving", wanted.moves, large)
-        async with _crowds(here, wanted.workers):
+        async with _crowds(here, wanted.workers), asker(wanted.sessions) as other:
             descriptors = max(open_descriptors(pid) for pid in pids)
-            rounds, asked = await _move_and_ask(client, nodes, wanted)
+            rounds, asked = await _move_and_ask(client, nodes, wanted, other)
             text = (await call(client, "GET", f"{here.url}/metrics")).text
-            again = await _restart(client, here, wanted)
+            again = await _restart(client, here, other)
         took = [one.took_ms for one in asked]
         return ScaleResult(
             sessions=wanted.sessions,
@@ -198,28 +199,25 @@ async def _measure(wanted: Wanted, limit: int) -> ScaleResult:
         )
 
 
-async def _restart(client: httpx.AsyncClient, node: RunningNode, wanted: Wanted) -> Restart:
+async def _restart(client: httpx.AsyncClient, node: RunningNode, other: Asker) -> Restart:
     """Starts the node anew while its worlds generate, and asks it while it settles their sessions."""
-    began, over = time.perf_counter(), asyncio.Event()
-    names = [f"idle-{number:05}" for number in range(wanted.sessions)]
+    began = time.perf_counter()
     async with restarted(node) as again:
         silent_s = time.perf_counter() - began
-        seconds, asked = await _all([_settled(client, again, began, over), ask(again.url, names, over)])
+        async with other.asking(again.url) as asked:
+            seconds = await _settled(client, again, began)
         view = (await call(client, "GET", f"{again.url}/v1/node")).json()
         own = own_bytes([again.pid, view["keeper"]])
         return Restart(seconds, silent_s, asked, view["sessions"], own)
 
 
-async def _settled(client: httpx.AsyncClient, node: RunningNode, began: float, over: asyncio.Event) -> float:
-    """Seconds since `began` when no session of the node is fenced any more; sets `over` then."""
-    try:
-        while True:
-            text = (await call(client, "GET", f"{node.url}/metrics")).text
-            if 'worldmove_sessions{state="fenced"} 0.0' in text.splitlines():
-                return time.perf_counter() - began
-            await asyncio.sleep(LOOK_EVERY_S)
-    finally:
-        over.set()
+async def _settled(client: httpx.AsyncClient, node: RunningNode, began: float) -> float:
+    """Seconds since `began` when no session of the node is fenced any more."""
+    while True:
+        text = (await call(client, "GET", f"{node.url}/metrics")).text
+        if 'worldmove_sessions{state="fenced"} 0.0' in text.splitlines():
+            return time.perf_counter() - began
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 async def _keeper(client: httpx.AsyncClient, node: RunningNode) -> int:
@@ -227,25 +225,18 @@ async def _keeper(client: httpx.AsyncClient, node: RunningNode) -> int:
 
 
 async def _move_and_ask(
-    client: httpx.AsyncClient, nodes: Sequence[RunningNode], wanted: Wanted
+    client: httpx.AsyncClient, nodes: Sequence[RunningNode], wanted: Wanted, other: Asker
 ) -> tuple[list[Round], list[Asked]]:
     """Moves all there and back, in turn, until the first node has answered often enough meanwhile."""
     rounds: list[Round] = []
     asked: list[Asked] = []
-    names = [f"idle-{number:05}" for number in range(wanted.sessions)]
     while len(asked) < wanted.calls:
         away = len(rounds) % 2 == 0
         source, destination = nodes if away else reversed(nodes)
-        over = asyncio.Event()
-        round_, answers = await _all(
-            [
-                _move_all(client, source, destination.name, wanted.moves, over),
-                ask(nodes[0].url, names, over),
-            ]
-        )
-        rounds.append(round_)
+        async with other.asking(nodes[0].url) as answers:
+            rounds.append(await _move_all(client, source, destination.name, wanted.moves))
         asked += answers
-        if round_.moved < wanted.moves:
+        if rounds[-1].moved < wanted.moves:
             break
     return rounds, asked
 
@@ -304,10 +295,8 @@ async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
         await process.wait()
 
 
-async def _move_all(
-    client: httpx.AsyncClient, node: RunningNode, destination: str, moves: int, over: asyncio.Event
-) -> Round:
-    """Asks for all moves at once, and counts how many were released; sets `over` then."""
+async def _move_all(client: httpx.AsyncClient, node: RunningNode, destination: str, moves: int) -> Round:
+    """Asks for all moves at once, and counts how many were released."""
 
     async def one(number: int) -> str:
         name = f"moving-{number:05}"
@@ -319,8 +308,5 @@ async def _move_all(
         return str(move["state"]) if move["code"] is None else f"{move['state']}: {move['code']}"
 
     began = time.perf_counter()
-    try:
-        ends = await _all(one(number) for number in range(moves))
-    finally:
-        over.set()
+    ends = await _all(one(number) for number in range(moves))
     return Round(tuple(ends), time.perf_counter() - began)

@@ -19,7 +19,8 @@ import msgspec
 from worldmove.ledger.records import Claim, NodeInfo, SessionRecord
 from worldmove.views import Receipt
 
-MAX_PAGE = 1000
+MAX_PAGE = 1001
+"""Entries; one more than a client gets at once, so that whoever asks for them knows whether more follow."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

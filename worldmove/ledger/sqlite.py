@@ -1,8 +1,8 @@
 """The ledger of one host: a SQLite file shared by its nodes.
 
-All SQL runs in two threads of its own, one that writes and one that reads: no slow reader and no checkpoint
-stands before a commit, no locked writer before an answer. A call under way outlives its caller: cancelling an
-await cancels nothing in the database and loses nothing.
+All SQL runs in three threads of its own, which write, read and check the log in: no slow reader and no
+checkpoint stands before a commit, no locked writer and no checkpoint before an answer. A call under way
+outlives its caller: cancelling an await cancels nothing in the database and loses nothing.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class SqliteLedger(TransactionalLedger):
         path = path.absolute()
         self._writer = _Thread(SqliteFile(path, busy_ms), "ledger-write")
         self._reader = _Thread(SqliteFile(path, busy_ms), "ledger-read")
+        self._checker = _Thread(SqliteFile(path, busy_ms), "ledger-check")
         self._path = path
         self._ringer: FileBell | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -131,10 +132,10 @@ class SqliteLedger(TransactionalLedger):
     def _count_commit(self) -> None:
         self._commits += 1
         if self._commits % _CHECKPOINT_EVERY == 0 and self._closing is None:
-            self._reader.submit(self._checkpoint)
+            self._checker.submit(self._checkpoint)
 
     def _checkpoint(self) -> None:
-        if self._reader.file.checkpoint() > _LOG_PAGES:
+        if self._checker.file.checkpoint() > _LOG_PAGES:
             # Commits came too fast for it to catch up, and only a log that was caught up with starts anew.
             self._writer.submit(self._writer.file.checkpoint)
 
@@ -153,7 +154,7 @@ class SqliteLedger(TransactionalLedger):
             self._bell.close()
         else:
             self._ringer.close()
-        try:
-            await self._writer.close()
-        finally:
-            await self._reader.close()
+        async with contextlib.AsyncExitStack() as closing:
+            # The writer first: it hands work to the checker.
+            for thread in (self._reader, self._checker, self._writer):
+                closing.push_async_callback(thread.close)

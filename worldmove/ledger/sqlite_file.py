@@ -133,7 +133,7 @@ class SqliteFile:
         if journal != "wal":
             raise LedgerError(f"the file system of {self._path} does not carry a write-ahead log")
         connection.execute("PRAGMA synchronous=FULL")
-        # Checkpoints run on the reading connection: one in a commit would take milliseconds of a pause.
+        # Checkpoints run on a connection of their own: one in a commit would take milliseconds of a pause.
         connection.execute("PRAGMA wal_autocheckpoint=0")
         connection.execute("BEGIN IMMEDIATE")
         if self._check_format(connection):

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from worldmove.digest import LeafTable
 from worldmove.driver import Services
@@ -221,10 +221,9 @@ class Registrar:
 
     async def page(self, after: str | None, limit: int) -> SessionPage:
         """Sessions of all nodes by id; those of this node with all that it knows."""
-        found = await self._services.ledger.sessions(after, limit)
-        full = len(found) == limit
-        more = full and bool(await self._services.ledger.sessions(found[-1].session_id, 1))
-        nodes = {node.name: node for node in await self._services.ledger.nodes()}
+        found = await self._services.ledger.sessions(after, limit + 1)
+        more, found = len(found) > limit, found[:limit]
+        nodes = await self._owners(found)
         views = []
         for record in found:
             mine = self._book.get(record.session_id)
@@ -235,10 +234,16 @@ class Registrar:
                 views.append(self._fenced(fenced))
             else:
                 views.append(self._from_record(record, nodes))
-        last = found[-1].session_id if full else None
+        last = found[-1].session_id if more else None
         views += self._unknown_to_ledger(after, last, {record.session_id for record in found})
         views.sort(key=lambda view: view.id)
-        return SessionPage(sessions=tuple(views), next=last if more else None)
+        return SessionPage(sessions=tuple(views), next=last)
+
+    async def _owners(self, found: Sequence[SessionRecord]) -> dict[str, NodeInfo]:
+        """The other nodes that hold some of them, by name."""
+        if all(self._book.get(record.session_id) is not None for record in found):
+            return {}
+        return {node.name: node for node in await self._services.ledger.nodes()}
 
     def _unknown_to_ledger(self, after: str | None, last: str | None, known: set[str]) -> list[SessionView]:
         """Fenced sessions between two ids that a ledger that was lost or set back has no record of."""
