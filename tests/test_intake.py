@@ -81,3 +81,23 @@ def test_an_adoption_after_a_lost_reply_or_a_wait_says_nothing_about_others() ->
     late.waits()
     assert 0 <= late.adopted() < 1000
     assert node.rates.tail(names.RESUME, time.monotonic()) is None
+
+
+def test_moves_that_share_a_path_do_not_make_it_look_slow() -> None:
+    """Eight at once bring an eighth of it each; what all bring together is what the path can do."""
+    node, nbytes = intake(), 64 << 20
+    hellos = [msgspec.structs.replace(HELLO_LIVE, move_id=f"move-{number}") for number in range(8)]
+    for hello in hellos:
+        node.admit(hello, "local")
+    for hello in hellos:
+        node.landed(hello.move_id, nbytes)
+    for hello in hellos:
+        node.note_round("local", hello.source, nbytes, 10.0)
+    assert node.shown()["measured"][names.path_name("local", HELLO.source)] == 8 * nbytes / 10.0
+
+
+def test_bytes_that_landed_before_a_round_are_not_its() -> None:
+    flow = names.Flow()
+    for second in range(4):
+        flow.landed(10, float(second))
+    assert [flow.since(began) for began in (-1.0, 1.5, 3.0, 3.5)] == [40, 20, 10, 0]

@@ -26,7 +26,7 @@ from worldmove.manifest import LeafMap, Manifest
 from worldmove.paths import Path
 from worldmove.probing import LEAST_BYTES, Probe, probe
 from worldmove.promises import Promises
-from worldmove.rates import Rates
+from worldmove.rates import Flow, Rates
 
 MOST_LANES = 16
 """Lanes of inbound moves at once: each is a process."""
@@ -83,6 +83,7 @@ class Intake:
         self.rejected: Counter[str] = Counter()
         self._most_moves = max(MOST_LANES // settings.lanes, 1)
         self._books = {"staged": Promises(), "local": Promises(), "direct": Promises()}
+        self._flows = {path: Flow() for path in self._books}
         self._taken: dict[str, Taken] = {}
 
     def judge(self, hello: m.Hello, path: str) -> Verdict:
@@ -190,6 +191,7 @@ class Intake:
         if taken is None:
             return
         self._books[taken.path].landed(move_id, nbytes)
+        self._flows[taken.path].landed(nbytes, time.monotonic())
         if taken.stands:
             taken.landed += nbytes
             pause = taken.verdict.pause
@@ -208,9 +210,11 @@ class Intake:
             self._books[taken.path].drop(move_id)
 
     def note_round(self, path: str, source: str, nbytes: int, seconds: float) -> None:
-        """A round over `path` has brought so much; the gate measures its own path better."""
+        """A round over `path` has brought so much, beside those of others; the gate measures its own path."""
         if path != "staged":
-            self.rates.note_bytes(names.path_name(path, source), nbytes, seconds, time.monotonic())
+            now = time.monotonic()
+            together = max(nbytes, self._flows[path].since(now - seconds))
+            self.rates.note_bytes(names.path_name(path, source), together, seconds, now)
 
     def note_digest(self, role: str, manifest: Manifest, nbytes: int, seconds: float) -> None:
         """So many bytes of a session's memory were digested in one go; small ones say nothing."""

@@ -14,6 +14,7 @@ from worldmove.errors import ValidationError
 SPAN_S = 600.0
 MOST_SAMPLES = 64
 MOST_NAMES = 256
+MOST_MARKS = 1024
 LOW = 0.1
 HIGH = 0.95
 LINE = "line"
@@ -61,6 +62,26 @@ class Window:
         count = len(ordered)
         rank = math.floor(share * count) if share < 0.5 else math.ceil(share * count) - 1
         return ordered[min(max(rank, 0), count - 1)]
+
+
+class Flow:
+    """What all moves of one path bring together: where several share it, one move's own rate is no word."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._marks: deque[tuple[float, int]] = deque(maxlen=MOST_MARKS)
+
+    def landed(self, nbytes: int, now: float) -> None:
+        """Some bytes are here."""
+        self._marks.append((now, self._total))
+        self._total += nbytes
+
+    def since(self, began: float) -> int:
+        """Bytes that have landed since then, as far as is remembered."""
+        for at, before in self._marks:
+            if at >= began:
+                return self._total - before
+        return 0
 
 
 class Rates:
