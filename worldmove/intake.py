@@ -38,6 +38,8 @@ COLD_SETTLE_S = 0.02
 LEAST_DIGEST = 4 << 20
 BURST_S = 0.02
 LEAST_BURST = 1 << 20
+FABRIC_BYTES = 8 << 30
+"""Out at once on direct paths: all that lanes ask for, as each bounds itself by its ring."""
 
 
 class Taken(msgspec.Struct):
@@ -62,6 +64,8 @@ class Intake:
 
     Attributes:
         gate: grants their bytes.
+        fabric: grants those of direct paths, from GPU to GPU: what is under way there lies in the rings of
+            lanes, and no line has to be found out. Where the line's rate is given, it is the same gate.
         rates: what was measured here, of moves in either direction.
         rejected: how many were not taken on, by code.
     """
@@ -77,6 +81,17 @@ class Intake:
             patience_s=settings.stall_ms / 1000,
             on_epoch=self._on_epoch,
             open_to_all=settings.gate == "off",
+        )
+        self.fabric = (
+            self.gate
+            if rate
+            else Gate(
+                None,
+                LEAST_BURST,
+                outstanding_bytes=FABRIC_BYTES,
+                patience_s=settings.stall_ms / 1000,
+                open_to_all=True,
+            )
         )
         self._lanes_each, self._lane_wait = settings.lanes, lane_wait
         self._open_to_all = settings.gate == "off"

@@ -14,7 +14,7 @@ from worldmove.descriptors import fetch
 from worldmove.directing import DirectPath, connect, floor
 from worldmove.driver import Services
 from worldmove.errors import FramingError, SlowPathError, WorldMoveError
-from worldmove.gate import Pass
+from worldmove.gate import Gate, Pass
 from worldmove.ipc import close_all
 from worldmove.offering import regions_of
 from worldmove.paths import LocalPath, Path, StagedPath, foreign_memory
@@ -79,7 +79,7 @@ class Opening:
                 self._hello,
                 begin.direct,
                 target.memory,
-                self._pass,
+                lambda: self._pass(services.intake.fabric),
                 floor_gbps=floor(services.settings),
                 timeout_ms=self._timeout_ms,
             )
@@ -146,11 +146,11 @@ class Opening:
             for lane in lanes:
                 lane.abort()
             raise
-        return StagedPath(lanes, self._pass())
+        return StagedPath(lanes, self._pass(services.intake.gate))
 
-    def _pass(self) -> Pass:
+    def _pass(self, gate: Gate) -> Pass:
         hello = self._hello
-        return self._services.intake.gate.join(hello.move_id, hello.source, hello.deadline_ms / 1000)
+        return gate.join(hello.move_id, hello.source, hello.deadline_ms / 1000)
 
     async def _through_rings(self, target: Reader) -> Path:
         services = self._services
@@ -164,8 +164,8 @@ class Opening:
                 leased.append(one)
                 await one.lane.connect(offer.host, offer.port, offer.token, self._timeout_ms)
         except BaseException:
-            path = RingPath(leased, stage, self._pass(), services.rings)
+            path = RingPath(leased, stage, self._pass(services.intake.gate), services.rings)
             path.abort()
             await asyncio.shield(asyncio.ensure_future(path.quiet()))
             raise
-        return RingPath(leased, stage, self._pass(), services.rings)
+        return RingPath(leased, stage, self._pass(services.intake.gate), services.rings)

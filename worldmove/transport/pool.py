@@ -32,7 +32,9 @@ Event = Callable[[str, dict[str, Any]], None]
 STARTS = 2
 """Lanes that start at once for moves that wait for one: more would all be ready late."""
 LINGER_S = 60.0
-"""How long lanes that a burst of moves left behind are kept: a start takes most of a core for a second."""
+"""How long lanes that a burst of moves left behind are kept: a start takes most of a core for a second.
+
+Not so direct ones: each holds a ring in the memory of its GPU, a gigabyte that sessions may want."""
 
 
 def mint_token() -> bytes:
@@ -318,7 +320,7 @@ class LanePool:
         lingering = self._idle[: max(len(self._idle) - keep, 0)]
         for lane in lingering:
             left = self._since[lane] + LINGER_S - loop.time()
-            if left > 0:  # those behind it came later
+            if left > 0 and not self._gpu:  # those behind it came later
                 self._thinning = loop.call_later(left, self._thin)
                 return
             self._idle.remove(lane)
