@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import cast
 
 import msgspec
 import pytest
@@ -15,6 +17,8 @@ from worldmove.arrival import Arrival
 from worldmove.config import Settings
 from worldmove.errors import InadmissibleError
 from worldmove.intake import STALE_S, Intake
+from worldmove.manifest import LeafMap, Manifest, Region, Span
+from worldmove.paths import Path
 
 HORIZON_S = 0.25
 HELLO_LIVE = msgspec.structs.replace(
@@ -33,7 +37,7 @@ HOPELESS = [
 
 
 def intake() -> Intake:
-    return Intake(Settings(name="B", ledger="sqlite:///unused", run_dir=Path("unused")))
+    return Intake(Settings(name="B", ledger="sqlite:///unused", run_dir=FilePath("unused")))
 
 
 @pytest.mark.parametrize(("name", "value"), HOPELESS)
@@ -101,3 +105,36 @@ def test_bytes_that_landed_before_a_round_are_not_its() -> None:
     for second in range(4):
         flow.landed(10, float(second))
     assert [flow.since(began) for began in (-1.0, 1.5, 3.0, 3.5)] == [40, 20, 10, 0]
+
+
+class Bare:
+    """A path that brings everything at once."""
+
+    name, width, rate, batch_bytes = "local", 1, None, 16 << 20
+
+    def __init__(self) -> None:
+        self.pulled = 0
+
+    async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
+        assert not urgent
+        self.pulled += sum(span.length for span in spans)
+
+
+async def test_a_path_is_not_probed_while_others_come_by_it() -> None:
+    node, path = intake(), Bare()
+    manifest = Manifest(
+        model="m", revision=1, block_ms=40.0, horizon_ms=250.0, regions=(Region("k", "uint8", (8 << 20,)),)
+    )
+    hellos = [
+        msgspec.structs.replace(HELLO_LIVE, move_id=f"move-{number}", manifest=manifest)
+        for number in range(2)
+    ]
+    for hello in hellos:
+        node.admit(hello, "local")
+    leaf_map = LeafMap(manifest.regions)
+    await node.confirm("move-0", cast("Path", path), leaf_map)
+    assert path.pulled == 0
+    node.over("move-1")
+    await node.confirm("move-0", cast("Path", path), leaf_map)
+    assert path.pulled > 0
+    assert names.path_name("local", HELLO.source) in node.shown()["measured"]

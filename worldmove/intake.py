@@ -150,7 +150,7 @@ class Intake:
         if path.name != taken.path:
             self._take_over(move_id, taken, path.name)
         self.rates.note(names.OPEN, max(now - taken.began, 1e-6), now)
-        if taken.supply.path is not None or (taken.path == "staged" and self.gate.busy):
+        if taken.supply.path is not None or self._shared(taken):
             return
         if taken.demand.state_bytes < LEAST_BYTES and self.gate.rate is None and path.rate is None:
             return  # a probe would be over before it said anything
@@ -172,6 +172,12 @@ class Intake:
         taken.supply, taken.verdict = supply, judge(demand, supply)
         if not taken.verdict.admissible:
             raise rejection(taken.verdict)
+
+    def _shared(self, taken: Taken) -> bool:
+        """Whether others come by its path: then a probe would tell what they leave."""
+        if taken.path == "staged":
+            return self.gate.busy
+        return sum(one.path == taken.path for one in self._taken.values()) > 1
 
     def _take_over(self, move_id: str, taken: Taken, path: str) -> None:
         """Another path was opened than the move was taken on for: nothing is known of it in this move."""
