@@ -13,6 +13,7 @@ import contextlib
 import os
 import select
 import shutil
+import sys
 import tempfile
 import time
 import uuid
@@ -95,9 +96,22 @@ def pytest_configure(config: pytest.Config) -> None:
     """Marks this run, notes what lies in /dev/shm before it, and keeps the caller's options out of it."""
     for name in [name for name in os.environ if name.startswith("WORLDMOVE_")]:
         del os.environ[name]
+    _keep_bytecode(config)
     config.stash[_run_key] = os.environ[MARK] = uuid.uuid4().hex
     config.stash[_shm_key] = _shared_memory()
     config.stash[_leaks_key] = []
+
+
+def _keep_bytecode(config: pytest.Config) -> None:
+    """Beside the cache of test results, where the caller wants none beside the sources.
+
+    The suite starts many hundreds of processes: without it each compiles all that it imports, which is more
+    than half of what starting a node costs.
+    """
+    cache: pytest.Cache | None = getattr(config, "cache", None)  # there is none with `-p no:cacheprovider`
+    if cache is not None and os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(cache.mkdir("bytecode"))
 
 
 def _is_worker(config: pytest.Config) -> bool:
