@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -78,12 +79,15 @@ class Recovery:
         self._alone = alone
         self._turns = asyncio.Semaphore(SETTLING)
         self._notes: list[Receipt] | None = None
+        self._ends: defaultdict[str, set[Slot]] = defaultdict(set)
 
     async def settle(self, slot: Slot) -> None:
         """Decides one slot; returns when it is a session or standby of this node again, or gone."""
         # Of a move within this node both ends may be called after the session.
         name = slot.key if slot.id in self.unsettled else slot.id
         waiting = self.unsettled[name] = Unsettled(slot)
+        called = slot.id  # a standby may be called otherwise before it is settled
+        self._ends[called].add(slot)
         try:
             while not await self._tried(waiting):
                 waiting.look.clear()
@@ -94,6 +98,9 @@ class Recovery:
                     continue
         finally:
             del self.unsettled[name]
+            self._ends[called].discard(slot)
+            if not self._ends[called]:
+                del self._ends[called]
             waiting.settled.set()
         if self._host.standbys.get(slot.id) is slot:
             await self._await_worker(slot)
@@ -178,11 +185,14 @@ class Recovery:
                     await ledger.put_receipt(found)
 
     def _others(self, slot: Slot) -> list[tuple[int, str | None]]:
-        """The slots that may have taken a session over within this node, for `verdicts.superseded`."""
+        """The slots that may have taken a session over within this node, for `verdicts.superseded`.
+
+        All slots are looked through by nobody: there may be thousands, and each is asked for.
+        """
+        found = {slot, self._host.sessions.get(slot.id, slot), *self._ends.get(slot.id, ())} - {slot}
         return [
-            (other.ranks.page.epoch if other.session_id == slot.session_id else 0, other.bound)
-            for other in self._host.slots
-            if other is not slot and other.session_id in (None, slot.session_id)
+            *((other.ranks.page.epoch, other.bound) for other in found),
+            *((0, standby.bound) for standby in self._host.standbys.values() if standby.bound is not None),
         ]
 
     def _dismissed(self, slot: Slot, answer: Moved | Ended) -> bool:
