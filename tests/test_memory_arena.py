@@ -118,6 +118,27 @@ def test_the_machine_is_tighter_than_the_limit() -> None:
         mine.reserve(6)
 
 
+def test_many_reservations_at_once_share_a_look_and_none_is_refused_without_one() -> None:
+    looks = 0
+    available = HEADROOM_BYTES + 100
+
+    def probe() -> MemoryView:
+        nonlocal looks
+        looks += 1
+        return MemoryView(1 << 40, available)
+
+    mine = MemoryBudget(None, probe=probe)
+    mine.reserve(60)
+    seen = looks
+    mine.reserve(40)
+    assert looks <= seen + 1
+    available = HEADROOM_BYTES + 7
+    mine.reserve(7)
+    with pytest.raises(NoMemoryError) as caught:
+        mine.reserve(8)
+    assert caught.value.details == {"required_bytes": 8, "available_bytes": 7}
+
+
 @given(st.lists(st.integers(0, 120)))
 def test_a_budget_never_promises_more_than_its_limit(sizes: list[int]) -> None:
     mine = budget(200)

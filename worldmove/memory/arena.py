@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Collection, Sequence
+from math import inf
 
 from worldmove.errors import ManifestError, NoMemoryError, TransportError
 from worldmove.ipc import close_all, sealed_memfd
@@ -19,6 +21,9 @@ from worldmove.shortage import file_bytes
 
 HEADROOM_BYTES = 128 * 1024 * 1024
 """What stays free of the machine's memory for page tables and the growth of processes."""
+
+FRESH_S = 0.05
+"""For so long a look at the machine's memory counts, less what was reserved since."""
 
 _ZEROS = bytes(4 * 1024 * 1024)
 
@@ -94,6 +99,8 @@ class MemoryBudget:
         self._probe = probe
         self._held = 0
         self._promised = 0
+        self._left = 0
+        self._looked_at = -inf
         self._undoing: set[asyncio.Task[None]] = set()
 
     @property
@@ -110,22 +117,32 @@ class MemoryBudget:
     @property
     def free(self) -> int:
         """Bytes that `reserve` would grant now."""
-        memory = self._probe()
-        free = free_bytes(memory) - self._promised
-        if self._limit is not None:
-            free = min(free, self._limit - self._held)
-        return max(free, 0)
+        self._look()
+        return self._free()
+
+    def _look(self) -> None:
+        self._left, self._looked_at = free_bytes(self._probe()) - self._promised, time.monotonic()
+
+    def _free(self) -> int:
+        """As the last look showed, less what was reserved since."""
+        left = self._left if self._limit is None else min(self._left, self._limit - self._held)
+        return max(left, 0)
 
     def reserve(self, nbytes: int) -> None:
         """Counts memory that is about to be allocated by other means than `allocate`.
 
+        The kernel's files are not read for each of many sessions that come at once, but before one is
+        refused; and whoever makes an arena looks again.
+
         Raises:
             NoMemoryError: it does not fit; nothing is counted.
         """
-        free = self.free
-        if nbytes > free:
+        if nbytes > self._free() or time.monotonic() - self._looked_at > FRESH_S:
+            self._look()
+        if nbytes > (free := self._free()):
             raise no_memory(nbytes, free)
         self._held += nbytes
+        self._left -= nbytes
 
     def adopt(self, nbytes: int) -> None:
         """Counts memory that exists already (a worker's own, or a former incarnation's); never refuses."""
