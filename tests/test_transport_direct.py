@@ -25,6 +25,7 @@ from worldmove.errors import (
 )
 from worldmove.manifest import Span
 from worldmove.transport.framing import pack_spans
+from worldmove.transport.lane_messages import Wish
 from worldmove.transport.packing import SLOT_BYTES, pack
 from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
 
@@ -67,14 +68,19 @@ class Pools:
         self.near, self.far = near, far
 
     async def pair(
-        self, source: Arena, target: Arena, regions: list[LaneRegion], there: list[LaneRegion] | None = None
+        self,
+        source: Arena,
+        target: Arena,
+        regions: list[LaneRegion],
+        there: list[LaneRegion] | None = None,
+        wish: Wish | None = None,
     ) -> tuple[Lane, Lane]:
         """A connected pair: source's and destination's."""
         giver = await self.near.lease(MOVE, [(source.fd, source.nbytes)], regions, writable=False)
         taker = await self.far.lease(MOVE, [(target.fd, target.nbytes)], there or regions, writable=True)
         token = mint_token()
         await giver.serve(token)
-        assert await taker.connect("127.0.0.1", giver.port, token, 20_000) > 0
+        assert await taker.connect("127.0.0.1", giver.port, token, 20_000, wish) > 0
         return giver, taker
 
 
@@ -87,11 +93,21 @@ async def pools(request: pytest.FixtureRequest) -> AsyncIterator[Pools]:
         yield Pools(near, far)
 
 
+WISHES = (
+    Wish(),
+    Wish(chunk_bytes=16 * MB, depth=1, landing="ring"),
+    Wish(chunk_bytes=16 * MB, depth=5, landing="straight"),
+)
+
+
 async def test_regions_of_any_size_arrive_and_lanes_are_used_again(pools: Pools) -> None:
+    """Whatever the destination wishes, from one lease to the next; and both say where the time went."""
     pids = set()
-    for seed in (1, 2):
+    for seed, wish in enumerate(WISHES):
         source, target = DeviceArena(room(REGIONS), seed), DeviceArena(room(REGIONS))
-        giver, taker = await pools.pair(source, target, REGIONS)
+        giver, taker = await pools.pair(source, target, REGIONS, wish=wish)
+        assert "ring" in taker.opened.rates
+        assert wish.landing == "auto" or taker.opened.straight == (wish.landing == "straight")
         pids |= {giver.pid, taker.pid}
         wanted = spans()
         parts = [*([one] for one in wanted[:9]), wanted[9:]]
@@ -104,6 +120,12 @@ async def test_regions_of_any_size_arrive_and_lanes_are_used_again(pools: Pools)
         assert np.array_equal(target.bytes, expected)
         await taker.release()
         await giver.release()
+        for lane, steps in ((giver, ("gather", "send")), (taker, ("receive", "scatter"))):
+            assert sum(lane.account[step]["bytes"] for step in steps) >= 2 * SIZES[4]
+        sent = giver.account["send"]["bytes"]
+        straight = taker.account.get("straight", {"bytes": 0})["bytes"]
+        assert sent == sum(SIZES) == taker.account["receive"]["bytes"] + straight
+        assert (straight > 0) == taker.opened.straight
         files = [f" {os.fstat(arena.fd).st_ino} " for arena in (source, target)]
         assert not any(mapped(pid, name) for pid in pids for name in files)
     assert len(pids) == 2
@@ -260,3 +282,29 @@ def test_loads_are_full_without_gaps_and_in_order(wanted: list[tuple[int, int, i
 def test_a_message_is_a_slot() -> None:
     loads = list(pack(pack_spans([Span(0, 5, SLOT_BYTES), Span(1, 0, 1)])))
     assert [load.nbytes for load in loads] == [SLOT_BYTES, 1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1 << 40), st.integers(1, 90_000)), min_size=1),
+    st.integers(4096, 40_000),
+)
+def test_long_spans_travel_alone_and_short_ones_as_if_there_were_no_others(
+    wanted: list[tuple[int, int, int]], slot: int
+) -> None:
+    alone = 8192
+
+    def rows(some: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int, int]]]:
+        return [load.rows.tolist() for load in pack(pack_spans([Span(*one) for one in some]), slot, alone)]
+
+    long = rows([one for one in wanted if one[2] >= alone])
+    short = rows([one for one in wanted if one[2] < alone])
+    assert sorted(rows(wanted)) == sorted(long + short)
+    ends = {(region, offset): offset + length for region, offset, length in wanted}
+    assert all(0 < size <= slot for load in long for _, _, size, _ in load)
+    assert sum(size for load in long for _, _, size, _ in load) == sum(
+        length for _, _, length in wanted if length >= alone
+    )
+    assert {(region, start) for region, start in ends if ends[region, start] - start >= alone} <= {
+        load[0][:2] for load in long
+    }
+    assert all(len(load) == 1 and load[0][3] == 0 for load in long)

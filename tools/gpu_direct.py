@@ -1,6 +1,6 @@
 """Moves a session between two GPUs by the direct path, checks every byte, and says what it costs.
 
-    python tools/gpu_direct.py [--moves N] [--regions N] [--shape S] [--only STEPS] [--out DIR]
+    python tools/gpu_direct.py [--moves N] [--regions N] [--shape S] [--only STEPS] [--options O] [--out DIR]
 
 Needs one or two GPUs, CuPy and NVML's bindings. Two real nodes run beside each other, one for each GPU (with
 one GPU, both on that one), and a worker and a standby pass a session there and back. The standby's memory is
@@ -8,6 +8,10 @@ poisoned before each move; what has arrived is compared byte for byte, on the GP
 travelled. In turn with the moves, two processes that do nothing else carry as many bytes between the same
 GPUs, in the same messages, as many at once, by the same UCX with the same options, from plain memory to plain
 memory.
+
+The lanes tell where the time goes, and so does the report. `--only sweep` has lanes alone carry the session
+in messages of many sizes, so many at once, landed in their ring or straight; `--options` gives the nodes what
+was found to be good.
 
 Then nodes that share no folder choose the path by themselves; and faults: a byte flips in a ring, a lane is
 killed or stopped, at either side. Everything goes to gpu_direct-STEPS.json in DIR (default: $OUT, or here).
@@ -28,7 +32,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +51,39 @@ from worldmove.errors import MoveAbortedError, NoWorkerError
 from worldmove.executor.serving import end_with_parent
 from worldmove.faults.door import order
 from worldmove.transport import ucx
+from worldmove.transport.account import lines
 from worldmove.transport.base import Connection
 from worldmove.transport.device import LaneGpu
 from worldmove.transport.lane import ALERT_S
-from worldmove.transport.packing import AT_ONCE, SLOT_BYTES
+from worldmove.transport.packing import Shape
 from worldmove.transport.ucx_transport import UcxTransport
 from worldmove.views import PathChoice
 
 BAR = 0.9
 WARM_UP = 2
 SLOTS = 4
+CHUNK, AT_ONCE = Shape()
+SWEEP_S = 150.0
 TIMES = ("pause_ms", "data_ms", "commit_ms", "resume_ms", "total_ms")
 FAULTS = ("source.finishing.lane-kill", "destination.finishing.lane-kill",
           "source.finishing.lane-stop", "destination.finishing.lane-stop")  # fmt: skip
 GO, BYTES = 1, 2
+LONG = ("moves", "bares_ms", "accounts", "rows")
+
+
+def nvml() -> bool:
+    """Whether NVIDIA's management library is there."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    return True
 
 
 def used(uuids: list[str]) -> list[int]:
-    """Bytes in use on each GPU, by whatever process."""
+    """Bytes in use on each GPU, by whatever process; none are told of GPUs that are imagined."""
+    if not nvml():
+        return []
     handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
     return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles]
 
@@ -80,9 +99,9 @@ async def serve_bare(device: str, nbytes: int) -> None:
     while (incoming := await connection.receive()) is not None:
         await incoming.into(memoryview(bytearray(incoming.nbytes)))
         free, left = asyncio.Semaphore(AT_ONCE), nbytes
-        for number in range(-(-nbytes // SLOT_BYTES)):
+        for number in range(-(-nbytes // CHUNK)):
             await free.acquire()
-            data = gpu.slot(number % SLOTS, min(SLOT_BYTES, left))
+            data = gpu.ring(number % SLOTS * CHUNK, min(CHUNK, left))
             connection.send(BYTES, data).add_done_callback(partial(_release, free))
             left -= data.nbytes
 
@@ -111,7 +130,7 @@ class Bare:
                 raise SystemExit("the other end has ended")
             if len(landing) >= SLOTS:
                 await landing[-SLOTS]
-            landing.append(incoming.into(self._gpu.slot(number % SLOTS, incoming.nbytes)))
+            landing.append(incoming.into(self._gpu.ring(number % SLOTS * CHUNK, incoming.nbytes)))
             left, number = left - incoming.nbytes, number + 1
         for future in landing:
             await future
@@ -168,7 +187,7 @@ class Case:
         """Two nodes and a session at the first one, which has this fault."""
         each = {name: ["--gpus", device] for name, device in zip("AB", self.devices, strict=True)}
         each["A"] += ["--faults", faulty] if faulty else []
-        options = ["--path", "auto", "--log-level", "info", *more]
+        options = ["--path", "auto", "--log-level", "info", *self.given.options.split(), *more]
         async with (
             running_nodes(("A", "B"), options, each, self.given.out) as nodes,
             shuttle(nodes, 0, self.programs) as way,
@@ -211,7 +230,17 @@ class Case:
             "median": {name: statistics.median(one[name] for one in timed) for name in TIMES},
             "moves": moves,
             "bares_ms": bares,
+            "accounts": accounts(self.given.out)[-4:],
         }
+
+    async def sweep(self) -> dict[str, Any]:
+        """Lanes alone."""
+        from gpu_sweep import Sweep, shown  # noqa: PLC0415 - brings kernels along, which the others don't need
+
+        one = Sweep(self.devices, self.given.regions, self.nbytes // self.given.regions, self.given.repeats)
+        found = await one.run(time.monotonic() + SWEEP_S)
+        print(shown(found["rows"]), flush=True)
+        return found
 
     async def chosen(self) -> list[dict[str, Any]]:
         """What nodes that share no folder take."""
@@ -260,6 +289,17 @@ class Case:
         return found
 
 
+def accounts(folder: Path) -> list[dict[str, Any]]:
+    """What lanes have told of their leases, in the nodes' logs, in the order of their end."""
+    found = []
+    for log in (folder / "A.log", folder / "B.log"):
+        for line in log.read_text().splitlines():
+            if '"lane-released"' in line and '"account"' in line:
+                said = json.loads(line)
+                found.append({name: said[name] for name in ("timestamp", "node", "account")})
+    return sorted(found, key=lambda one: str(one["timestamp"]))
+
+
 async def settled(devices: list[str], before: list[int]) -> list[int]:
     """Bytes in use once the driver has taken everything back, within ten seconds."""
     for _ in range(100):
@@ -269,9 +309,17 @@ async def settled(devices: list[str], before: list[int]) -> list[int]:
     return used(devices)
 
 
+def versions(*packages: str) -> dict[str, str]:
+    """Of those that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
 async def run(given: argparse.Namespace) -> int:
     """Everything; returns the exit code."""
-    pynvml.nvmlInit()
     found = await probe()
     devices = [found[0].uuid, found[1 % len(found)].uuid]
     before = used(devices)
@@ -279,16 +327,22 @@ async def run(given: argparse.Namespace) -> int:
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": f"python tools/gpu_direct.py --only {given.only} --moves {given.moves}",
         "python": platform.python_version(),
-        "driver": pynvml.nvmlSystemGetDriverVersion(),
-        "versions": {name: version(name) for name in ("cupy-cuda13x", "ucxx-cu13", "libucx-cu13")},
+        "driver": pynvml.nvmlSystemGetDriverVersion() if nvml() else None,
+        "versions": versions("cupy-cuda13x", "ucxx-cu13", "libucx-cu13"),
         "devices": [device.name for device in found],
-        "slot_bytes": SLOT_BYTES,
+        "chunk_bytes": CHUNK,
         "slots": SLOTS,
         "at_once": AT_ONCE,
         "device_bytes_before": before,
     }
     case = Case(given, devices)
-    steps = {"timed": case.timed, "chosen": case.chosen, "flips": case.flips, "faults": case.faults}
+    steps = {
+        "timed": case.timed,
+        "chosen": case.chosen,
+        "flips": case.flips,
+        "faults": case.faults,
+        "sweep": case.sweep,
+    }
     for name in given.only.split(","):
         result = report[name] = await steps[name]()
         report[f"device_bytes_after_{name}"] = await settled(devices, before)
@@ -296,7 +350,9 @@ async def run(given: argparse.Namespace) -> int:
             json.dumps(report, indent=1)
         )
         if isinstance(result, dict):
-            result = {key: one for key, one in result.items() if key not in ("moves", "bares_ms")}
+            for one in result.get("accounts", []):
+                print(one["node"], *lines(one["account"]), sep="\n  ", flush=True)
+            result = {key: one for key, one in result.items() if key not in LONG}
         print(name, json.dumps(result), report[f"device_bytes_after_{name}"], flush=True)
     return 0
 
@@ -308,6 +364,8 @@ def main() -> int:
     parser.add_argument("--regions", type=int, default=60)
     parser.add_argument("--shape", default="1,32760,12,128")
     parser.add_argument("--only", default="faults,flips,chosen,timed")
+    parser.add_argument("--options", default="", help="more options of both nodes, in one word")
+    parser.add_argument("--repeats", type=int, default=3, help="of each combination of a sweep")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--bare", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()

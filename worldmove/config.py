@@ -24,6 +24,7 @@ from worldmove.options import (
     SOCKET_NAME,
     GateChoice,
     HttpAddress,
+    LandingChoice,
     LogFormat,
     LogLevel,
     Option,
@@ -62,6 +63,9 @@ class Settings:
     path: PathChoice = "auto"
     direct_min_gbps: float = 30.0
     direct_ring: int = 1 << 30
+    direct_chunk: int = 128 << 20
+    direct_depth: int = 3
+    direct_landing: LandingChoice = "auto"
     lanes: int = 1
     lane_device: str = ""
     executors: int = 1

@@ -19,6 +19,7 @@ from worldmove.manifest import Manifest, Span
 from worldmove.offering import OnLost
 from worldmove.paths import StagedPath
 from worldmove.tasks import each
+from worldmove.transport.lane_messages import Wish
 from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
 
 BATCH_BYTES = 256 << 20
@@ -60,6 +61,11 @@ DirectLanes = Mapping[str, LanePool]
 def floor(settings: Settings) -> float:
     """The least that the path must bring, in 10⁹ bit/s."""
     return max(settings.min_gbps, settings.direct_min_gbps)
+
+
+def wish(settings: Settings) -> Wish:
+    """How this node's lanes are to carry what they pull."""
+    return Wish(settings.direct_chunk, settings.direct_depth, settings.direct_landing)
 
 
 def reachable(memory: Holding, lanes: DirectLanes) -> bool:
@@ -231,6 +237,7 @@ async def connect(
     *,
     floor_gbps: float,
     timeout_ms: float,
+    wish: Wish,
 ) -> DirectPath:
     """Connects this node's lanes to those that were offered, and measures.
 
@@ -253,7 +260,7 @@ async def connect(
             offer = by_name[theirs]
             lane = await lease(lanes, hello.move_id, memory, device, regions, writable=True)
             made.append(lane)
-            slowest = min(slowest, await lane.connect(offer.host, offer.port, offer.token, timeout_ms))
+            slowest = min(slowest, await lane.connect(offer.host, offer.port, offer.token, timeout_ms, wish))
             of_region.update(dict.fromkeys(regions, lane))
     except BaseException:
         for lane in made:

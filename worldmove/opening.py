@@ -11,7 +11,7 @@ from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.arming import Sign
 from worldmove.descriptors import fetch
-from worldmove.directing import DirectPath, connect, floor
+from worldmove.directing import DirectPath, connect, floor, wish
 from worldmove.driver import Services
 from worldmove.errors import FramingError, SlowPathError, WorldMoveError
 from worldmove.gate import Gate, Pass
@@ -82,6 +82,7 @@ class Opening:
                 lambda: self._pass(services.intake.fabric),
                 floor_gbps=floor(services.settings),
                 timeout_ms=self._timeout_ms,
+                wish=wish(services.settings),
             )
         except SlowPathError as error:
             rates.note(peer, error.details["gbps"])

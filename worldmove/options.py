@@ -22,6 +22,7 @@ MAX_SOCKET_PATH = 107
 SOCKET_NAME = "node.sock"
 
 PathChoice = Literal["auto", "local", "direct", "staged"]
+LandingChoice = Literal["auto", "ring", "straight"]
 GateChoice = Literal["on", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
@@ -65,6 +66,12 @@ class Option(NamedTuple):
 
 def _ring(text: str) -> int:
     if not 512 << 20 <= (size := parse_size(text)) <= 4 << 30:
+        raise ValueError(text)
+    return size
+
+
+def _chunk(text: str) -> int:
+    if not 16 << 20 <= (size := parse_size(text)) <= 256 << 20:
         raise ValueError(text)
     return size
 
@@ -305,6 +312,14 @@ OPTIONS: tuple[Option, ...] = (
         "What a bare transfer between direct lanes must bring, or the path is not taken.",
     ),
     Option("direct_ring", _ring, "a size of 512MiB to 4GiB", "What a direct lane takes of its GPU."),
+    Option("direct_chunk", _chunk, "a size of 16MiB to 256MiB", "The longest message of direct lanes."),
+    Option("direct_depth", _integer(1, 16), "1 to 16", "Messages that a direct lane has under way at once."),
+    Option(
+        "direct_landing",
+        _one_of(get_args(LandingChoice)),
+        "auto, ring or straight",
+        "Where direct lanes receive long messages: in their ring, in the session's memory, or as is faster.",
+    ),
     Option(
         "lane_device",
         _device,

@@ -18,7 +18,7 @@ from worldmove.errors import DeviceError, FramingError
 from worldmove.kernels.runs_cuda import RunKernels
 from worldmove.kernels.streams import Begun, begin_copies
 from worldmove.transport.base import DeviceBytes
-from worldmove.transport.packing import SLOT_BYTES
+from worldmove.transport.packing import ALONE, SLOT_BYTES
 from worldmove.transport.slots import Rows
 from worldmove.transport.table import LaneRegion, Sizes
 
@@ -27,7 +27,11 @@ SLACK = 4096
 
 
 class LaneGpu:
-    """One GPU with a ring of `slots` slots; all of it belongs to the thread of the running event loop.
+    """One GPU with a ring; all of it belongs to the thread of the running event loop.
+
+    Args:
+        uuid: which.
+        slots: the ring's size, in `packing.SLOT_BYTES`. How it is cut is a matter of each lease.
 
     Raises:
         DeviceError: it can't be used.
@@ -35,11 +39,11 @@ class LaneGpu:
     """
 
     def __init__(self, uuid: str, slots: int) -> None:
-        self.slots = slots
+        self.ring_bytes = slots * SLOT_BYTES
         self._device = Device(uuid)
         # UCX works on the current device: it opens a peer's memory there, and copies by its engines.
         cupy.cuda.Device(self._device.info.ordinal).use()
-        self._ring = self._device.allocate(slots * SLOT_BYTES + SLACK)
+        self._ring = self._device.allocate(self.ring_bytes + SLACK)
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._kernels = RunKernels()
         self._kernels.warm_up()
@@ -50,9 +54,9 @@ class LaneGpu:
         """Maps a session's memory of this device; raises as `Device.map`."""
         return self._device.map(fd, nbytes)
 
-    def slot(self, number: int, nbytes: int) -> DeviceBytes:
-        """The first bytes of a slot."""
-        return DeviceBytes(self._ring + number * SLOT_BYTES, nbytes)
+    def ring(self, offset: int, nbytes: int) -> DeviceBytes:
+        """Bytes of the ring."""
+        return DeviceBytes(self._ring + offset, nbytes)
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> asyncio.Future[None]:
         """Begins to copy (source, target, bytes); one call is done after the other.
@@ -122,13 +126,13 @@ class DeviceTable(Sizes):
                 raise FramingError(f"region {number} does not lie inside its extent")
             self._places.append(extent.address + region.offset)
 
-    def gather(self, rows: Rows, slot: int) -> asyncio.Future[None]:
-        """Begins to bring bytes of regions to a slot."""
-        return self._gpu.copy(self._pairs(rows, slot))
+    def gather(self, rows: Rows, address: int) -> asyncio.Future[None]:
+        """Begins to bring bytes of regions to a slot, which begins at `address`."""
+        return self._gpu.copy(self._pairs(rows, address))
 
-    def scatter(self, rows: Rows, slot: int) -> asyncio.Future[None]:
+    def scatter(self, rows: Rows, address: int) -> asyncio.Future[None]:
         """Begins to bring a slot's bytes to their regions."""
-        pairs = self._pairs(rows, slot)
+        pairs = self._pairs(rows, address)
         return self._gpu.copy([(there, here, length) for here, there, length in pairs])
 
     def check(self, spans: Rows) -> None:
@@ -138,10 +142,23 @@ class DeviceTable(Sizes):
             if self._places[region] is None:
                 raise FramingError(f"region {region} lies on another device")
 
-    def _pairs(self, rows: Rows, slot: int) -> list[tuple[int, int, int]]:
-        ring = self._gpu.slot(slot, 0).address
+    def straight(self, rows: Rows) -> DeviceBytes | None:
+        """Where a load of one long piece lies in its region; `None`: it is one that has to be taken apart."""
+        if rows.size != 1:
+            return None
+        region, offset, length, _ = rows.tolist()[0]
+        return DeviceBytes((self._places[region] or 0) + offset, length) if length >= ALONE else None
+
+    @property
+    def largest(self) -> DeviceBytes | None:
+        """The largest region that lies here."""
+        sizes = self._nbytes.tolist()
+        here = [(size, place) for size, place in zip(sizes, self._places, strict=True) if place]
+        return DeviceBytes(max(here)[1], max(here)[0]) if here else None
+
+    def _pairs(self, rows: Rows, address: int) -> list[tuple[int, int, int]]:
         return [
-            ((self._places[region] or 0) + offset, ring + place, length)
+            ((self._places[region] or 0) + offset, address + place, length)
             for region, offset, length, place in rows.tolist()
         ]
 

@@ -11,10 +11,12 @@ from worldmove.transport.device import DeviceTable, LaneGpu
 from worldmove.transport.direct import DirectDestination, DirectSource
 from worldmove.transport.exchange import Exchange
 from worldmove.transport.faults import Faults
+from worldmove.transport.lane_messages import Wish
+from worldmove.transport.packing import Gauge, Shape
 from worldmove.transport.sides import Asks
 from worldmove.transport.slots import RingShape
 from worldmove.transport.table import LaneRegion
-from worldmove.transport.warming import Gauge, measure, oblige
+from worldmove.transport.warming import Warming, oblige
 
 
 class DeviceSide:
@@ -39,20 +41,27 @@ class DeviceSide:
         return DeviceTable(self._gpu, extents, regions)
 
     def source(
-        self, connection: Connection, table: DeviceTable, stall_s: float, faults: Faults, _asks: Asks, /
+        self,
+        connection: Connection,
+        table: DeviceTable,
+        stall_s: float,
+        faults: Faults,
+        asks: Asks,
+        /,
     ) -> Exchange:
         """See `Side.source`."""
-        return DirectSource(connection, self._gpu, table, stall_s, faults)
+        return DirectSource(connection, self._gpu, table, stall_s, faults, shape=asks.shape)
 
     def destination(
-        self, connection: Connection, table: DeviceTable, stall_s: float, faults: Faults
+        self, connection: Connection, table: DeviceTable, stall_s: float, faults: Faults, gauge: Gauge, /
     ) -> Exchange:
         """See `Side.destination`."""
-        return DirectDestination(connection, self._gpu, table, stall_s, faults)
+        return DirectDestination(connection, self._gpu, table, stall_s, faults, gauge=gauge)
 
-    async def measure(self, connection: Connection) -> Gauge:
-        """See `warming.measure`."""
-        return await measure(connection, self._gpu)
+    async def measure(self, connection: Connection, table: DeviceTable, wish: Wish) -> Gauge:
+        """See `warming.Warming`."""
+        shape = Shape(wish.chunk_bytes, wish.depth)
+        return await Warming(connection, self._gpu, shape).measure(table, wish.landing)
 
     async def oblige(self, connection: Connection, stall_s: float) -> Gauge:
         """See `warming.oblige`."""

@@ -1,7 +1,8 @@
-"""The two sides of a *direct* lane: messages lie in slots of rings in GPU memory, a slot a message.
+"""The two sides of a *direct* lane: messages lie in slots of a ring in GPU memory, a slot a message.
 
 Copies between rings and regions are begun in order and overlap the wire: a few slots are filled ahead of the
-one that is sent, and what has landed is brought to its place while the next ones come.
+one that is sent, and what has landed is brought to its place while the next ones come. Where UCX carries them
+as fast (`warming`), long messages are received where they belong, without a slot.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from worldmove.errors import DeviceError, FramingError
 from worldmove.transport.base import Buffer, Connection, DeviceBytes, Incoming
@@ -17,15 +18,42 @@ from worldmove.transport.device import DeviceTable, LaneGpu
 from worldmove.transport.exchange import Puller, Pulling, Server
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import Spans
-from worldmove.transport.packing import AT_ONCE, SLOT_BYTES, pack
+from worldmove.transport.packing import SLOT_BYTES, Gauge, Shape, pack
 from worldmove.transport.slots import Load
 
 
-def _free_slots(gpu: LaneGpu) -> asyncio.Queue[int]:
-    free: asyncio.Queue[int] = asyncio.Queue()
-    for slot in range(gpu.slots):
-        free.put_nowait(slot)
-    return free
+class Slot(NamedTuple):
+    """Where one message lies in the ring."""
+
+    data: DeviceBytes
+    offset: int
+
+
+class Slots:
+    """A ring, cut for one lease: buffers that are taken and given back."""
+
+    def __init__(self, gpu: LaneGpu, chunk_bytes: int) -> None:
+        self._gpu = gpu
+        self._free: asyncio.Queue[int] = asyncio.Queue()
+        for number in range(gpu.ring_bytes // chunk_bytes):
+            self._free.put_nowait(number * chunk_bytes)
+
+    async def take(self, nbytes: int) -> Slot:
+        """The next free one."""
+        offset = await self._free.get()
+        return Slot(self._gpu.ring(offset, nbytes), offset)
+
+    def give(self, slot: Slot) -> None:
+        """It may be taken again."""
+        self._free.put_nowait(slot.offset)
+
+
+class Filled(NamedTuple):
+    """A slot that is being filled."""
+
+    slot: Slot
+    copied: asyncio.Future[None]
+    began: float
 
 
 class DirectSource(Server):
@@ -33,39 +61,60 @@ class DirectSource(Server):
 
     Args:
         connection, stall_s, faults: see `Server`.
-        gpu: with the ring. table: of the lease.
+        gpu: with the ring. table: of the lease. shape: what the destination wants.
     """
 
     chunk_bytes = SLOT_BYTES
-    depth = AT_ONCE
 
     def __init__(
-        self, connection: Connection, gpu: LaneGpu, table: DeviceTable, stall_s: float, faults: Faults
+        self,
+        connection: Connection,
+        gpu: LaneGpu,
+        table: DeviceTable,
+        stall_s: float,
+        faults: Faults,
+        *,
+        shape: Shape,
     ) -> None:
+        self.depth = shape.depth
         super().__init__(connection, table, stall_s, faults)
         self._gpu = gpu
         self._memory = table
-        self._free = _free_slots(gpu)
-        self._filled: asyncio.Queue[tuple[Load, int, asyncio.Future[None]]] = asyncio.Queue()
+        self._chunk = shape.chunk_bytes
+        self._ring = Slots(gpu, shape.chunk_bytes)
+        self._filled: asyncio.Queue[Filled] = asyncio.Queue()
 
     def _parts(self) -> list[Coroutine[Any, Any, None]]:
         return [*super()._parts(), self._forward()]
 
     async def _serve(self) -> None:
+        note, now = self.account.note, self.account.now
         while True:
-            for load in pack(await self._pulls.get()):
-                slot = await self._free.get()
-                self._filled.put_nowait((load, slot, self._memory.gather(load.rows, slot)))
+            for load in pack(await self._pulls.get(), self._chunk):
+                began = now()
+                slot = await self._ring.take(load.nbytes)
+                began = note("slot", began)
+                copied = self._memory.gather(load.rows, slot.data.address)
+                note("calls", began)
+                self._filled.put_nowait(Filled(slot, copied, began))
 
     async def _forward(self) -> None:
+        note = self.account.note
         while True:
-            load, slot, copied = await self._filled.get()
+            slot, copied, began = await self._filled.get()
             await copied
-            data = self._gpu.slot(slot, load.nbytes)
+            data = slot.data
+            began = note("gather", began, data.nbytes)
             if self._faults.spoils():
                 self._gpu.flip(data.address + data.nbytes // 2)
             await self._turn()
-            self._ship(data, partial(self._free.put_nowait, slot))
+            began = note("turn", began)
+            self._ship(data, partial(self._sent_slot, slot, began))
+            note("post", began)
+
+    def _sent_slot(self, slot: Slot, began: float) -> None:
+        self.account.note("send", began, slot.data.nbytes)
+        self._ring.give(slot)
 
     def _damaged(self, data: Buffer) -> Buffer:
         """What is damaged is the ring's copy, never the world."""
@@ -80,24 +129,34 @@ class DirectSource(Server):
 
 
 class DirectDestination(Puller[Load]):
-    """Lands in slots, and brings what has landed to its place; a pull is over when all of it is there.
+    """Lands messages, and brings those in slots to their place; a pull is over when all of it is there.
 
     Args:
         connection, stall_s: see `Puller`.
         gpu: with the ring. table: of the lease.
         faults: damage to do to what has landed.
+        gauge: the shape of what comes, and whether long messages are received where they belong.
     """
 
     chunk_bytes = SLOT_BYTES
 
     def __init__(
-        self, connection: Connection, gpu: LaneGpu, table: DeviceTable, stall_s: float, faults: Faults
+        self,
+        connection: Connection,
+        gpu: LaneGpu,
+        table: DeviceTable,
+        stall_s: float,
+        faults: Faults,
+        *,
+        gauge: Gauge,
     ) -> None:
         super().__init__(connection, table, stall_s)
         self._gpu = gpu
         self._memory = table
         self._faults = faults
-        self._free = _free_slots(gpu)
+        self._gauge = gauge
+        self._ring = Slots(gpu, gauge.shape.chunk_bytes)
+        self._announced = 0.0
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _parts(self) -> list[Coroutine[Any, Any, None]]:
@@ -108,31 +167,62 @@ class DirectDestination(Puller[Load]):
         await self._broken
 
     def _cut(self, spans: Spans) -> list[Load]:
-        return list(pack(spans))
+        if not self._open:
+            self._announced = self.account.now()
+        return list(pack(spans, self._gauge.shape.chunk_bytes))
 
     async def _land(self, pull: Pulling, chunk: Load, incoming: Incoming) -> None:
-        slot = await self._free.get()
-        incoming.into(self._gpu.slot(slot, chunk.nbytes)).add_done_callback(
-            partial(self._arrived, pull, chunk, slot)
-        )
+        note = self.account.note
+        began = self._announced = note("announce", self._announced)
+        place = self._memory.straight(chunk.rows) if self._gauge.straight else None
+        if place is not None:
+            incoming.into(place).add_done_callback(partial(self._there, pull, place, began))
+        else:
+            slot = await self._ring.take(chunk.nbytes)
+            began = note("slot", began)
+            incoming.into(slot.data).add_done_callback(partial(self._arrived, pull, chunk, slot, began))
+        note("post", began)
 
-    def _arrived(self, pull: Pulling, load: Load, slot: int, received: asyncio.Future[None]) -> None:
+    def _there(self, pull: Pulling, place: DeviceBytes, began: float, received: asyncio.Future[None]) -> None:
         if received.cancelled() or received.exception() is not None:
             return
+        self.account.note("straight", began, place.nbytes)
+        self._guarded(lambda: self._spoil(place))
+        if not self._broken.done():
+            self._landed(pull)
+
+    def _arrived(
+        self,
+        pull: Pulling,
+        load: Load,
+        slot: Slot,
+        began: float,
+        received: asyncio.Future[None],
+    ) -> None:
+        if received.cancelled() or received.exception() is not None:
+            return
+        began = self.account.note("receive", began, load.nbytes)
+
+        def scatter() -> None:
+            self._spoil(slot.data)
+            copied = self._memory.scatter(load.rows, slot.data.address)
+            self.account.note("calls", began)
+            copied.add_done_callback(partial(self._placed, pull, slot, began))
+
         # The copy is given to the device after UCX has said that the bytes are there: it sees them.
-        self._guarded(lambda: self._scatter(pull, load, slot))
+        self._guarded(scatter)
 
-    def _scatter(self, pull: Pulling, load: Load, slot: int) -> None:
+    def _spoil(self, data: DeviceBytes) -> None:
         if self._faults.spoils():
-            self._gpu.flip(self._gpu.slot(slot, 0).address + load.nbytes // 2)
-        self._memory.scatter(load.rows, slot).add_done_callback(partial(self._placed, pull, slot))
+            self._gpu.flip(data.address + data.nbytes // 2)
 
-    def _placed(self, pull: Pulling, slot: int, copied: asyncio.Future[None]) -> None:
+    def _placed(self, pull: Pulling, slot: Slot, began: float, copied: asyncio.Future[None]) -> None:
         if copied.cancelled():
             return
+        self.account.note("scatter", began, slot.data.nbytes)
         self._guarded(copied.result)
         if not self._broken.done():
-            self._free.put_nowait(slot)
+            self._ring.give(slot)
             self._landed(pull)
 
     def _guarded(self, step: Callable[[], None]) -> None:

@@ -18,6 +18,7 @@ from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, T
 from worldmove.kernels.leaf_digest import DIGEST_BYTES, digest_leaves, leaf_count
 from worldmove.manifest import DEFAULT_LEAF
 from worldmove.transport import framing
+from worldmove.transport.account import Account
 from worldmove.transport.base import Buffer, Connection, Incoming, on_host
 from worldmove.transport.bounces import Bounces
 from worldmove.transport.faults import Faults
@@ -35,6 +36,9 @@ class Exchange:
         connection: opened and authenticated (`welcome` or `introduce`).
         table: the lease's regions.
         stall_s: longest silence, and longest time for the next chunk of a transfer, in seconds.
+
+    Attributes:
+        account: where the time goes, as far as a kind of lane notes it.
     """
 
     chunk_bytes = framing.CHUNK
@@ -49,6 +53,7 @@ class Exchange:
         self._sent = self._received = 1
         self._spoken = self._heard = self._moved = self._loop.time()
         self._ended = False
+        self.account = Account()
 
     def follow(self, sent: int, received: int) -> None:
         """So many messages went out and came in before, the openings included."""

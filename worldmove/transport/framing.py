@@ -12,10 +12,11 @@ little endian.
 * `DATA` (source to destination): one chunk, no header of its own; tag and length are its header.
 * `BEAT`: empty; a sign of life. `ERROR`: UTF-8, the reason why the sender will end the connection.
 * `WARM` (destination to source, between *direct* lanes, before the first pull): `messages u32, bytes
-  u32`. The source answers with so many `DATA` of so many bytes that mean nothing; none ends it.
+  u32, chunk u32, depth u32`. The source answers with so many `DATA` of so many bytes that mean nothing; none
+  ends it, and `chunk` and `depth` are then those of all that follows (`packing.Shape`).
 
 A chunk is a single piece or gathered small ones (`plan`), of at most `CHUNK` bytes; between *direct* lanes it
-is one slot of their rings (`packing.pack`), of at most `packing.SLOT_BYTES`.
+is what `packing.pack` makes of a pull, of at most `packing.SLOT_BYTES`.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from worldmove.errors import FramingError
 from worldmove.manifest import Span
 
 MAGIC = 0x4C4D5657
-VERSION = 1
+VERSION = 2
 OPENING = struct.Struct("<IHH16s32s")
-WARM = struct.Struct("<II")
+WARM = struct.Struct("<IIII")
 SPAN = np.dtype([("region", "<u4"), ("offset", "<u8"), ("length", "<u8")])
 MAX_SPANS = 65_536
 """Spans of one pull; a session's 4,096 regions fit many times."""

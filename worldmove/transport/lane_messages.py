@@ -5,6 +5,8 @@ One command at a time is under way, `Pull` and `Staged` excepted; each is answer
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -42,6 +44,17 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
         return "Serve(...)"
 
 
+class Wish(msgspec.Struct, frozen=True):
+    """How a direct lane is to carry what it pulls: see `packing.Shape`, and where long messages are received.
+
+    `landing`: `ring`, `straight` where they belong, or `auto`, there if that is as fast.
+    """
+
+    chunk_bytes: int = 128 << 20
+    depth: int = 3
+    landing: Literal["auto", "ring", "straight"] = "auto"
+
+
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
     """Call a serving lane; the deadline in seconds covers the introduction too."""
 
@@ -49,6 +62,7 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
     port: int
     token: bytes
     deadline_s: float
+    wish: Wish = Wish()
 
     def __repr__(self) -> str:
         return f"Connect({self.host}:{self.port})"
@@ -87,9 +101,16 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The command was carried out. `gbps`: what a direct lane measured when it was connected."""
+    """The command was carried out.
+
+    `gbps`: what a direct lane measured when it was connected; `rates`: of each way that it tried; `straight`:
+    it takes the one without its ring. `account`: of a lease that was released, see `account`.
+    """
 
     gbps: float = 0.0
+    straight: bool = False
+    rates: dict[str, float] = {}
+    account: dict[str, dict[str, float]] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -20,6 +20,7 @@ from worldmove.errors import (
     WorldMoveError,
 )
 from worldmove.transport import framing
+from worldmove.transport.account import Told
 from worldmove.transport.base import Connection
 from worldmove.transport.confine import confine
 from worldmove.transport.exchange import BEATS, Exchange, Puller
@@ -45,6 +46,7 @@ from worldmove.transport.lane_messages import (
     Staged,
     Wanted,
 )
+from worldmove.transport.packing import Gauge
 from worldmove.transport.sides import Asks, Side
 from worldmove.transport.slots import RingShape, Rows
 from worldmove.transport.staged import StagedDestination
@@ -143,9 +145,9 @@ class LaneProcess:
             case Serve():
                 self._serve(command)
             case Connect():
-                return Done(await self._connect(command))
+                return await self._connect(command)
             case Release():
-                await self._release(command)
+                return Done(account=await self._release(command))
         return Done()
 
     def _map(self, command: Extents, fds: list[int]) -> None:
@@ -182,27 +184,27 @@ class LaneProcess:
         lease.faults = self._faults.of_lease(command.fault)
         lease.paced = command.paced
 
-    async def _connect(self, command: Connect) -> float:
+    async def _connect(self, command: Connect) -> Done:
         framing.check_token(command.token)
         lease = self._leased()
         try:
             async with asyncio.timeout(command.deadline_s):
                 connection = await self._transport.connect(command.host, command.port, command.deadline_s)
                 await introduce(connection, command.token, lease.move_id, lease.table)
-                gbps, *so_far = await self._side.measure(connection)
+                gauge = await self._side.measure(connection, lease.table, command.wish)
         except TimeoutError:
             raise _FatalError(
                 DeadlineError(f"{command.host}:{command.port} did not answer in time")
             ) from None
         except (TransportError, DeadlineError) as error:
             raise _FatalError(error) from error
-        exchange = self._side.destination(connection, lease.table, self._stall, self._faults)
-        self._start(lease, exchange, so_far)
-        return gbps
+        exchange = self._side.destination(connection, lease.table, self._stall, self._faults, gauge)
+        self._start(lease, exchange, gauge)
+        return Done(gauge.gbps, gauge.straight, dict(gauge.rates))
 
-    def _source(self, connection: Connection, lease: Held) -> Exchange:
+    def _source(self, connection: Connection, lease: Held, gauge: Gauge) -> Exchange:
         leave = partial(self._leave, lease) if lease.paced else None
-        asks = Asks(partial(self._stage, lease), leave)
+        asks = Asks(partial(self._stage, lease), leave, gauge.shape)
         return self._side.source(connection, lease.table, self._stall, lease.faults, asks)
 
     def _leave(self, lease: Held, nbytes: int) -> asyncio.Future[None]:
@@ -222,8 +224,8 @@ class LaneProcess:
         if wanted is not None and not wanted.done():
             wanted.set_result(None)
 
-    def _start(self, lease: Held, exchange: Exchange, so_far: list[int]) -> None:
-        exchange.follow(*so_far)
+    def _start(self, lease: Held, exchange: Exchange, gauge: Gauge) -> None:
+        exchange.follow(gauge.sent, gauge.received)
         lease.exchange = exchange
         lease.running = asyncio.create_task(exchange.run())
 
@@ -268,13 +270,13 @@ class LaneProcess:
         if not task.cancelled():
             task.exception()
 
-    async def _release(self, command: Release) -> None:
+    async def _release(self, command: Release) -> Told:
         lease = self._lease
         for extent in self._extents:
             extent.close()
         self._extents = []
         if lease is None:
-            return
+            return {}
         lease.token = None
         if lease.exchange is not None and lease.running is not None:
             try:
@@ -286,6 +288,7 @@ class LaneProcess:
         lease.table.close()
         if os.sched_getaffinity(0) != self._cpus:
             os.sched_setaffinity(0, self._cpus)
+        return lease.exchange.account.told() if lease.exchange is not None else {}
 
     async def _accept(self, listener: Any) -> None:
         while True:
@@ -313,7 +316,7 @@ class LaneProcess:
                     return
                 lease.token = None
                 await welcome(connection, token, lease.move_id, lease.table, theirs)
-            _, *so_far = await self._side.oblige(connection, self._stall)
+            gauge = await self._side.oblige(connection, self._stall)
         except (TransportError, DeadlineError, TimeoutError) as error:
             connection.abort()
             if lease.token is None and self._lease is lease and not self._over.done():
@@ -323,7 +326,7 @@ class LaneProcess:
         if self._lease is not lease:
             connection.abort()
             return
-        self._start(lease, self._source(connection, lease), so_far)
+        self._start(lease, self._source(connection, lease, gauge), gauge)
 
 
 class _FatalError(WorldMoveError):

@@ -20,6 +20,7 @@ from worldmove.errors import (
 )
 from worldmove.manifest import Span
 from worldmove.transport import framing
+from worldmove.transport.account import Told
 from worldmove.transport.lane_messages import (
     Alive,
     Bind,
@@ -39,6 +40,7 @@ from worldmove.transport.lane_messages import (
     Serve,
     Staged,
     Wanted,
+    Wish,
 )
 from worldmove.transport.slots import RingShape
 from worldmove.transport.table import LaneRegion
@@ -63,6 +65,8 @@ class Lane:
         move_id: the move it is leased to, or `None`.
         lost: completes with the error when the lane or its peer has failed; never raises.
         fault: of its present lease, for tests.
+        opened: what it said when it was connected last.
+        account: where the time of its last lease went (`account.Told`).
         on_wanted: as source with a ring: called with (number, slot, rows) when it wants a slot filled;
             `staged` with that number says that it is.
         on_leave: as source: called with (number, bytes) when it wants to send; `staged` says that it may.
@@ -81,6 +85,8 @@ class Lane:
         self.port = 0
         self.move_id: str | None = None
         self.fault = ""
+        self.opened = Done()
+        self.account: Told = {}
         self.lost: asyncio.Future[WorldMoveError] = loop.create_future()
         self._commanding = asyncio.Lock()
         self._mapping = False
@@ -104,8 +110,17 @@ class Lane:
         framing.check_token(token)
         await self._command(Serve(token, self.fault, self.on_leave is not None))
 
-    async def connect(self, host: str, port: int, token: bytes, timeout_ms: float) -> float:
+    async def connect(
+        self, host: str, port: int, token: bytes, timeout_ms: float, wish: Wish | None = None
+    ) -> float:
         """As destination: connects to a serving lane and proves `token`; on failure the lane ends.
+
+        Args:
+            host: where it serves.
+            port: likewise.
+            token: of the lease.
+            timeout_ms: for all of it.
+            wish: how a direct lane is to carry what it pulls.
 
         Returns:
             Of a direct lane: 10⁹ bit/s that a bare transfer brought over this very connection; else 0.
@@ -117,7 +132,9 @@ class Lane:
         """
         framing.check_token(token)
         seconds = timeout_ms / 1000
-        return (await self._command(Connect(host, port, token, seconds), beside_s=seconds)).gbps
+        command = Connect(host, port, token, seconds, wish or Wish())
+        self.opened = await self._command(command, beside_s=seconds)
+        return self.opened.gbps
 
     async def pull(self, spans: Sequence[Span], slot: int | None = None) -> int:
         """Fetches spans from the other lane; several pulls may be under way (up to 64), in order.
@@ -168,7 +185,7 @@ class Lane:
         ended instead: either way nothing is mapped when this returns.
         """
         try:
-            await self._command(Release(deadline_s), nbytes=self._mapped_bytes, beside_s=deadline_s)
+            done = await self._command(Release(deadline_s), nbytes=self._mapped_bytes, beside_s=deadline_s)
         except WorldMoveError as error:
             self._fail(error)
             await self.gone()
@@ -176,6 +193,7 @@ class Lane:
             self.abort()
             raise
         else:
+            self.account = done.account
             self.move_id = None
             self.fault = ""
             self.on_wanted = lambda *_: None

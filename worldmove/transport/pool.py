@@ -298,7 +298,7 @@ class LanePool:
     def _released(self, lane: Lane) -> None:
         if lane.lost.done() or self._closed:
             return
-        self._tell("lane-released", {"pid": lane.pid})
+        self._tell("lane-released", {"pid": lane.pid, **({"account": lane.account} if lane.account else {})})
         self._hand(lane)
         self._top_up()
 

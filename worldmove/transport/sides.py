@@ -12,6 +12,8 @@ from worldmove.ipc import map_shared
 from worldmove.transport.base import Connection
 from worldmove.transport.exchange import Destination, Exchange, Source
 from worldmove.transport.faults import Faults
+from worldmove.transport.lane_messages import Wish
+from worldmove.transport.packing import Gauge, Shape
 from worldmove.transport.slots import RingShape, Rows, SlotTable
 from worldmove.transport.staged import StagedDestination, StagedSource
 from worldmove.transport.table import LaneRegion, RegionTable
@@ -21,10 +23,11 @@ Leave = Callable[[int], asyncio.Future[None]]
 
 
 class Asks(NamedTuple):
-    """What a source asks its node for: bytes in a slot, and leave to send so many."""
+    """What a source asks its node for (bytes in a slot, leave to send so many), and what it is asked for."""
 
     stage: Stage
     leave: Leave | None
+    shape: Shape
 
 
 class Side(Protocol):
@@ -45,13 +48,15 @@ class Side(Protocol):
     ) -> Exchange:
         """Answers pulls."""
 
-    def destination(self, connection: Connection, table: Any, stall_s: float, faults: Faults) -> Exchange:
-        """Makes pulls."""
+    def destination(
+        self, connection: Connection, table: Any, stall_s: float, faults: Faults, gauge: Gauge, /
+    ) -> Exchange:
+        """Makes pulls, in the way that `measure` has chosen."""
 
-    async def measure(self, connection: Connection, /) -> tuple[float, int, int]:
-        """As destination: warms the way up; `warming.Gauge`."""
+    async def measure(self, connection: Connection, table: Any, wish: Wish, /) -> Gauge:
+        """As destination: warms the way up, and chooses."""
 
-    async def oblige(self, connection: Connection, stall_s: float, /) -> tuple[float, int, int]:
+    async def oblige(self, connection: Connection, stall_s: float, /) -> Gauge:
         """As source: what belongs to `measure`."""
 
 
@@ -97,17 +102,23 @@ class HostSide:
         return Source(connection, table, stall_s, faults, asks.leave)
 
     def destination(
-        self, connection: Connection, table: RegionTable | SlotTable, stall_s: float, faults: Faults
+        self,
+        connection: Connection,
+        table: RegionTable | SlotTable,
+        stall_s: float,
+        faults: Faults,
+        _gauge: Gauge,
+        /,
     ) -> Exchange:
         """See `Side.destination`."""
         if isinstance(table, SlotTable):
             return StagedDestination(connection, table, stall_s, faults)
         return Destination(connection, table, stall_s, inline=self._inline)
 
-    async def measure(self, _connection: Connection, /) -> tuple[float, int, int]:
+    async def measure(self, _connection: Connection, _table: object, _wish: Wish, /) -> Gauge:
         """Nothing to warm up."""
-        return 0.0, 1, 1
+        return Gauge(0.0, 1, 1)
 
-    async def oblige(self, _connection: Connection, _stall_s: float, /) -> tuple[float, int, int]:
+    async def oblige(self, _connection: Connection, _stall_s: float, /) -> Gauge:
         """Nothing to warm up."""
-        return 0.0, 1, 1
+        return Gauge(0.0, 1, 1)
