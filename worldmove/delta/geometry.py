@@ -35,6 +35,7 @@ class Geometry:
         offset: int64[count], where it begins in its region.
         group: int64[count]; leaves of one group have one length and one device. -1: it is never copied.
         step: int64[count], the leaves of its region's stride; 0 where there is none that leaves divide.
+        strided: bool[count], whether it may be taken from some strides further on.
         stretches: (first, stop, step) of the leaves of neighbouring regions with one step.
     """
 
@@ -48,6 +49,8 @@ class Geometry:
         self.length = np.minimum(leaf_map.nbytes[self.owner] - self.offset, size)
         self.step = np.array(steps, dtype=np.int64)[self.owner]
         self.group = self._groups(devices)
+        self.strided = (self.group >= 0) & (self.step > 0)
+        self._alike: dict[int, Flags] = {}
         edges = np.concatenate([[0], np.flatnonzero(np.diff(self.step)) + 1, [self.count]]).tolist()
         self.stretches = [
             (first, stop, int(self.step[first])) for first, stop in itertools.pairwise(edges) if first < stop
@@ -69,6 +72,14 @@ class Geometry:
         inside = (distance != 0) & (there >= 0) & (there < self.count)
         there = np.where(inside, there, 0)
         return there, inside & (self.owner[there] == self.owner[leaves])
+
+    def alike(self, strides: int) -> Flags:
+        """For every leaf whether the one so many strides further on is of the same region and group."""
+        found = self._alike.get(strides)
+        if found is None:
+            there, inside = self.shifted(np.arange(self.count), strides)
+            found = self._alike[strides] = inside & (self.group[there] == self.group)
+        return found
 
     @property
     def nowhere(self) -> bool:

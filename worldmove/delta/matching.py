@@ -27,7 +27,7 @@ SEND = -1
 STRIDES = (1, 2, 3, 4, 5, 6, 7, 8, -1, -2, -3, -4)
 """So many strides a cache may have moved between two tables, towards its beginning or its end."""
 
-PROBES = 512
+PROBES = 128
 LEAST_HITS = 16
 """One probe in so many must fit before a stride is tried on all leaves."""
 
@@ -80,41 +80,43 @@ class Matcher:
             settled: bool[count], leaves that are neither looked for nor taken from: something else is
                 being written there.
         """
-        wanted = self._own.differing(theirs)
-        wanted = wanted[theirs.known[wanted] & ~settled[wanted]]
+        wanted = self._own.unequal(theirs) & theirs.known & ~settled
         usable = self._usable & ~settled
-        origins = np.full(wanted.size, SEND, dtype=np.int64)
-        left = self._by_stride(wanted, theirs.rows, usable, origins)
-        if left.size:
-            origins[left] = self._search(wanted[left], theirs.rows, usable)
-        found = origins >= 0
-        return Matches(wanted[found], origins[found], wanted[~found])
+        origins = self._by_stride(wanted, theirs.rows, usable)
+        left = np.flatnonzero(wanted & (origins < 0))
+        origins[left] = found = self._search(left, theirs.rows, usable)
+        targets = np.flatnonzero(origins >= 0)
+        return Matches(targets, origins[targets], left[found < 0])
 
     def finds(self, leaves: Longs, theirs: LeafTable, settled: Flags) -> bool:
         """Whether any of these leaves of the source lies at another place here."""
         return bool((self._search(leaves, theirs.rows, self._usable & ~settled) >= 0).any())
 
-    def _by_stride(self, wanted: Longs, rows: Rows, usable: Flags, origins: Longs) -> Longs:
-        """Fills `origins` where a shift by strides fits; returns the positions that are left."""
+    def _by_stride(self, wanted: Flags, rows: Rows, usable: Flags) -> Longs:
+        """For every leaf the one that lies so many strides further on where a shift by strides fits."""
         geometry = self._geometry
-        left = np.flatnonzero((geometry.group[wanted] >= 0) & (geometry.step[wanted] > 0))
+        origins = np.full(geometry.count, SEND, dtype=np.int64)
+        left = wanted & geometry.strided
+        probes = _spread(left)
         for strides in STRIDES:
-            if not left.size:
+            if not probes.size:
                 break
-            probes = wanted[left[:: max(1, left.size // PROBES)]]
             there, inside = geometry.shifted(probes, strides)
             if (inside & self._same(probes, there, rows, usable)).sum() * LEAST_HITS < probes.size:
                 continue
-            fits = self._fitting(strides, rows, usable)[wanted[left]]
-            found = left[fits]
-            origins[found] = wanted[found] + strides * geometry.step[wanted[found]]
-            left = left[~fits]
-        return np.flatnonzero(origins < 0)
+            fits = self._fitting(strides, rows, usable) & left
+            for first, stop, step in geometry.stretches:
+                further = np.arange(first, stop) + strides * step
+                np.copyto(origins[first:stop], further, where=fits[first:stop])
+            left &= ~fits
+            probes = _spread(left)
+        return origins
 
     def _fitting(self, strides: int, rows: Rows, usable: Flags) -> Flags:
         """For every leaf whether its content lies so many strides further on; whole columns, no gathering."""
         geometry, mine = self._geometry, self._own.rows
         fits = np.zeros(geometry.count, dtype=np.bool_)
+        alike = geometry.alike(strides)
         for first, stop, step in geometry.stretches:
             distance = strides * step
             if not 0 < abs(distance) < stop - first:
@@ -124,8 +126,7 @@ class Matcher:
             some = mine[there, 0] == rows[here, 0]
             some &= mine[there, 1] == rows[here, 1]
             some &= usable[there]
-            some &= geometry.group[there] == geometry.group[here]
-            some &= geometry.owner[there] == geometry.owner[here]
+            some &= alike[here]
             fits[here] = some
         return fits
 
@@ -179,3 +180,9 @@ class Matcher:
         keys = (word >> np.uint64(TURNS[turn])) & np.uint64((1 << self._bits) - 1)
         places: Longs = keys.astype(np.int64)
         return places
+
+
+def _spread(leaves: Flags) -> Longs:
+    """Some of these leaves, evenly over all of them."""
+    places = np.flatnonzero(leaves)
+    return places[:: max(1, places.size // PROBES)]

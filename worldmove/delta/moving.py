@@ -76,12 +76,11 @@ class Schedule:
 
     def needed(self, count: int) -> Longs:
         """int64[count], for each leaf how many stages have to be done before its old content may go."""
-        columns = self._columns
-        leaves = np.repeat(columns.reads, columns.leaves) + ramp(columns.leaves)
-        real = np.repeat(columns.reads >= 0, columns.leaves)
+        real = self._columns.reads >= 0
+        first, leaves = self._columns.reads[real], self._columns.leaves[real]
         after = np.zeros(count, dtype=np.int64)
         # Ascending, so the last reader counts.
-        after[leaves[real]] = np.repeat(self._stage + 1, columns.leaves)[real]
+        after[np.repeat(first, leaves) + ramp(leaves)] = np.repeat(self._stage[real] + 1, leaves)
         return after
 
     def _part(self, stage: int) -> Columns:
@@ -126,9 +125,13 @@ def merged(geometry: Geometry, targets: Longs, sources: Longs) -> Runs:
     """Neighbours that go the same way, within one region at each end, as runs."""
     if not targets.size:
         return Runs(targets, sources, targets)
-    owner = geometry.owner
-    breaks = (np.diff(targets) != 1) | (np.diff(sources) != 1)
-    breaks |= (np.diff(owner[targets]) != 0) | (np.diff(owner[sources]) != 0)
+    breaks = targets[1:] - targets[:-1] != 1
+    breaks |= sources[1:] - sources[:-1] != 1
+    # Within a run both go up by one, so that only the edges between regions are missing.
+    edges = np.zeros(geometry.count + 1, dtype=np.bool_)
+    edges[geometry.first] = True
+    breaks |= edges[targets[1:]]
+    breaks |= edges[sources[1:]]
     starts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
     return Runs(targets[starts], sources[starts], np.diff(np.append(starts, targets.size)))
 
