@@ -22,6 +22,17 @@ def channels() -> tuple[SyncChannel[Word], SyncChannel[Word]]:
     return SyncChannel(mine, Word), SyncChannel(theirs, Word)
 
 
+def test_the_last_words_of_a_side_that_has_not_read_everything_are_heard() -> None:
+    one, other = channels()
+    one.send(Word(b"unread"))
+    other.send(Word(b"farewell"))
+    other.close()
+    assert one.receive() == (Word(b"farewell"), [])
+    with pytest.raises(ConnectionLostError):
+        one.receive()
+    one.close()
+
+
 @pytest.mark.parametrize("timeout", [0, 0.01, 0.5])
 def test_a_look_after_a_timed_receive_does_not_wait(timeout: float) -> None:
     mine, theirs = socketpair()

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import cast
 
 import numpy as np
 import pytest
@@ -25,14 +26,18 @@ from tests.transport_kit import (
     until_gone,
     whole,
 )
+from worldmove import ipc
 from worldmove.errors import (
     DeadlineError,
+    FramingError,
     ProcessLostError,
     RejectedError,
     TransportError,
     WorldMoveError,
 )
 from worldmove.manifest import Span
+from worldmove.transport.lane_messages import Command, Failed, Report
+from worldmove.transport.lease import Lane
 from worldmove.transport.pool import LanePool, mint_token
 
 
@@ -251,3 +256,59 @@ async def test_faults_that_break_a_transfer_are_found(fault: str, kind: type[Wor
         with pytest.raises(kind):
             await taker.pull([Span(0, 0, 9 * MB)])
         await taker.lost
+
+
+class Dying:
+    """A lane's process that says why it ends, and has ended before anybody could read that."""
+
+    pid = 7
+    returncode: int | None = None
+
+    def __init__(self, sock: socket.socket, *, unread: bool) -> None:
+        self._unread = unread
+        self._channel: ipc.Channel[Command] = ipc.Channel(sock, Command)
+        self.end = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self.end.wait()
+        self.speak()
+        self.returncode = 1
+        return 1
+
+    def speak(self) -> None:
+        """Its last words."""
+        if self._channel.fileno() < 0:
+            return
+        if not self._unread:
+            while self._channel.receive_nowait() is not None:
+                pass
+        self._channel.send_nowait(Failed(FramingError.code, "a chunk of 7 bytes came where 8 were pulled"))
+        self._channel.close()
+
+    def kill(self) -> None:
+        self.end.set()
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["all-read", "commands-unread"])
+async def test_every_open_pull_is_told_why_the_lane_ended(unread: bool) -> None:
+    """Also where the end is noticed before the reason is read; the kernel tells of unread commands first."""
+    mine, its = ipc.socketpair()
+    process = Dying(its, unread=unread)
+    lane = Lane(cast("asyncio.subprocess.Process", process), ipc.Channel(mine, Report), 5.0)
+    pulls = [asyncio.create_task(lane.pull([Span(0, 0, 8)])) for _ in range(3)]
+    await asyncio.sleep(0)
+    process.end.set()
+    for outcome in await asyncio.gather(*pulls, return_exceptions=True):
+        assert isinstance(outcome, FramingError), outcome
+    await lane.gone()
+    assert "a chunk of 7 bytes" in lane.lost.result().message
+
+
+async def test_a_pull_that_can_not_be_sent_any_more_is_told_why_the_lane_ended() -> None:
+    mine, its = ipc.socketpair()
+    process = Dying(its, unread=True)
+    lane = Lane(cast("asyncio.subprocess.Process", process), ipc.Channel(mine, Report), 5.0)
+    process.speak()
+    with pytest.raises(FramingError, match="a chunk of 7 bytes"):
+        await lane.pull([Span(0, 0, 8)])
+    await lane.gone()

@@ -111,9 +111,12 @@ def _decode(packet: bytes, fds: list[int], flags: int) -> tuple[bytes, list[int]
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int], int]:
     fds = array.array("i")
-    packet, ancillary, flags, _ = sock.recvmsg(
-        _RECEIVE, socket.CMSG_SPACE(MAX_FDS * fds.itemsize), socket.MSG_CMSG_CLOEXEC
-    )
+    room = socket.CMSG_SPACE(MAX_FDS * fds.itemsize)
+    try:
+        packet, ancillary, flags, _ = sock.recvmsg(_RECEIVE, room, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        # Said once, before the last words of a side that closed without having read everything.
+        packet, ancillary, flags, _ = sock.recvmsg(_RECEIVE, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
@@ -221,19 +224,23 @@ class Channel(Generic[M]):
             ConnectionLostError: the other side closed or died.
             FramingError: what arrived is no message of ours.
         """
-        while True:
-            try:
-                packet, fds, flags = _receive(self._sock)
-            except BlockingIOError:
-                await self._ready(write=False)
-                continue
-            except OSError as error:
-                raise ConnectionLostError(f"Unix socket: {error}") from error
-            if not packet:
-                # An empty packet looks like the end, and can carry descriptors all the same.
-                close_all(fds)
-                raise ConnectionLostError("Unix socket: closed by the other side")
-            return unpack(packet, fds, flags, self._decoder)
+        while (received := self.receive_nowait()) is None:
+            await self._ready(write=False)
+        return received
+
+    def receive_nowait(self) -> tuple[M, list[int]] | None:
+        """As `receive`, or `None` where nothing has come yet."""
+        try:
+            packet, fds, flags = _receive(self._sock)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ConnectionLostError(f"Unix socket: {error}") from error
+        if not packet:
+            # An empty packet looks like the end, and can carry descriptors all the same.
+            close_all(fds)
+            raise ConnectionLostError("Unix socket: closed by the other side")
+        return unpack(packet, fds, flags, self._decoder)
 
     async def _ready(self, *, write: bool) -> None:
         if self._sock.fileno() < 0:

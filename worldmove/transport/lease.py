@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -304,6 +305,7 @@ class Lane:
         try:
             await self._channel.send(command, fds)
         except ConnectionLostError as error:
+            self._hear_out()
             self._fail(ProcessLostError(f"lane {self.pid} is gone"))
             raise self._loss() from error
 
@@ -318,14 +320,22 @@ class Lane:
     async def _listen(self) -> None:
         try:
             while True:
-                report, fds = await self._channel.receive()
-                ipc.close_all(fds)
-                self._heard = self._loop.time()
-                self._take(report)
+                self._hear(*await self._channel.receive())
         except TransportError:
             # `_reap` tells how it ended.
             if self._process.returncode is None:
                 self._process.kill()
+
+    def _hear(self, report: Report, fds: list[int]) -> None:
+        ipc.close_all(fds)
+        self._heard = self._loop.time()
+        self._take(report)
+
+    def _hear_out(self) -> None:
+        """Takes what a lane that has ended said last: why."""
+        with contextlib.suppress(TransportError):
+            while (received := self._channel.receive_nowait()) is not None:
+                self._hear(*received)
 
     def _take(self, report: Report) -> None:
         match report:
@@ -372,5 +382,6 @@ class Lane:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._hear_out()
         self._channel.close()
         self._fail(ProcessLostError(f"lane {self.pid} ended with status {self._process.returncode}"))
