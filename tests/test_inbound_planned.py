@@ -13,7 +13,7 @@ from inbound_kit import REGIONS, Bench, bench
 from worldmove.errors import ValidationError
 from worldmove.executor.pool import ExecutorPool
 from worldmove.inbound import World, bytes_before
-from worldmove.manifest import LeafMap, Region
+from worldmove.manifest import LeafMap, Region, Span
 from worldmove.messages import TablePart
 
 WORLD = World("world", 3, 12, (b"state",))
@@ -43,10 +43,15 @@ async def test_a_foreseen_root_is_the_one_that_is_found(both: Bench) -> None:
 
 
 async def test_a_root_foreseen_for_other_bytes_than_those_in_memory_is_not_used(both: Bench) -> None:
+    async def spoil(spans: list[Span]) -> None:
+        if any((span.region, span.offset) == (0, 0) for span in spans):
+            both.target.regions[0][0] ^= 1
+
+    both.path.hook = spoil
     await both.round(1, final=True)
     await both.inbound.foresee(WORLD)
-    foreseen = await both.inbound.root(WORLD) if not both.inbound.damaged().size else ""
-    both.inbound._own.rows[0, 0] ^= np.uint64(1)
+    foreseen = await both.theirs.root(both.table, **WORLD._asdict())
+    assert both.inbound._foreseen == (WORLD, foreseen)
     assert both.inbound.damaged().tolist() == [0]
     assert await both.inbound.root(WORLD) != foreseen
 
