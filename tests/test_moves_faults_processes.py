@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from signal import SIGKILL, SIGSTOP, Signals
+from concurrent.futures import ThreadPoolExecutor
+from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
 
 import pytest
 from fault_kit import SLOW, Pair, Stage, gone
@@ -102,6 +103,27 @@ def test_the_standby_s_worker_stopped(stage: Stage, live: bool) -> None:
             pair.ask()
         pair.target.thaw()
         pair.unharmed()
+        pair.goes_over()
+
+
+@pytest.mark.parametrize("unattended", [False, True])
+def test_a_standby_that_a_failed_move_gives_back_is_waited_for(stage: Stage, *, unattended: bool) -> None:
+    """Whoever hears of the abort asks at once; the memory of the standby is still being wiped."""
+    with stage.pair() as pair, ThreadPoolExecutor(1) as caller:
+        pair.halt()
+        move = pair.ask(live=False)
+        pair.see(move, "pausing")
+        (executor,) = pair.to.view().executors
+        os.kill(executor, SIGSTOP)
+        pair.at.client.cancel(move)
+        asked = caller.submit(pair.ask, live=False, allow_unattended=unattended)
+        until(lambda: pair.to.view().migrations == 2, "the next move is asked for")
+        assert not asked.done()
+        os.kill(executor, SIGCONT)
+        again = asked.result(20)
+        pair.run()
+        assert pair.end(again).state == "released"
+        pair.arrived()
         pair.goes_over()
 
 

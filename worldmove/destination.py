@@ -301,6 +301,8 @@ class DestinationMove(Driver):
             self._bound().follow(new)
 
     async def _abort_path(self, _action: p.AbortPath) -> None:
+        if self._berth is not None:
+            self._berth.returning = True
         if self._quiet is None:
             self._quiet = asyncio.ensure_future(self._end_path())
         await asyncio.shield(self._quiet)

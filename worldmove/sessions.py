@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -111,14 +112,19 @@ class Berth:
     Attributes:
         path: how the bytes will come.
         in_case: whether lanes of the staged path are wanted, too, in case that fails.
+        over: completes when the session has come, or the berth is vacant again.
+        returning: whether the move has failed, so that a standby will be vacant as soon as it is wiped.
     """
 
     def __init__(
-        self, slot: Slot, way: tuple[str, bool], move_id: str, book: SessionBook, *, bare: bool
+        self, slot: Slot, way: tuple[str, bool], hello: m.Hello, book: SessionBook, *, bare: bool
     ) -> None:
         self.slot = slot
         self.path, self.in_case = way
-        self._move_id = move_id
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.returning = False
+        self._move_id = hello.move_id
+        self._coming = hello.session_id
         self._book = book
         self._bare = bare
         self._session: Session | None = None
@@ -137,6 +143,13 @@ class Berth:
     def endpoint(self) -> str | None:
         """Where the session will be served from here."""
         return self.slot.manifest.endpoint
+
+    def returns_before(self, hello: m.Hello) -> bool:
+        """Whether a standby comes back from here that `hello` may wait for.
+
+        A session that asks anew has left its former move, whether that has been heard of here or not.
+        """
+        return not self._bare and (self.returning or self._coming == hello.session_id)
 
     def load(self, block: int, host_states: tuple[bytes, ...]) -> None:
         """Before the commit: block and host states into the page; nobody is told."""
@@ -160,6 +173,7 @@ class Berth:
         host.adopt(self.slot, record.session_id, record.epoch, hello.manifest, hello.seed)
         self._session = self._book.add(self.slot, record)
         self._session.dirty_rate = dirty_rate
+        self._end()
 
     def follow(self, record: SessionRecord) -> None:
         """The record of the installed session has changed."""
@@ -171,6 +185,11 @@ class Berth:
         self._book.host.unbind(self.slot, self._move_id)
         if self._bare:
             self._book.host.close_slot(self.slot, Ended("the session did not come"))
+        self._end()
+
+    def _end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
 
 
 class SessionBook:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path as FilePath
@@ -18,6 +20,7 @@ from worldmove.errors import (
     SamePlaceError,
     SessionExistsError,
     ValidationError,
+    WorldMoveError,
 )
 from worldmove.hosting.host import Host
 from worldmove.hosting.matching import RETRY_AFTER_MS
@@ -59,6 +62,7 @@ class Admission:
         self._book = book
         self._devices = devices
         self._gone = gone
+        self._berths: set[Berth] = set()
 
     def check(self, hello: m.Hello) -> str:
         """Whether the session could come now; reserves nothing.
@@ -86,7 +90,8 @@ class Admission:
     async def admit(self, hello: m.Hello) -> Berth:
         """Reserves a berth and a share of the line; a standby's workers have all answered by then.
 
-        One that does not answer is passed over, and is not vacant until it does.
+        One that does not answer is passed over, and is not vacant until it does. One that a failed move
+        gives back is waited for.
 
         Raises:
             NoMemoryError: memory for an unattended session lacks.
@@ -94,6 +99,7 @@ class Admission:
             WorldMoveError: as `check`.
         """
         await self._gone(hello.session_id, self._settings.peer_timeout_ms / 1000)
+        await self._returned(hello)
         path, wanted = self.check(hello), self._wanted(hello)
         self._intake.admit(hello, path)
         try:
@@ -115,7 +121,30 @@ class Admission:
         return self._berth(slot, hello, bare=True)
 
     def _berth(self, slot: Slot, hello: m.Hello, *, bare: bool) -> Berth:
-        return Berth(slot, self._path(hello, slot.holding), hello.move_id, self._book, bare=bare)
+        berth = Berth(slot, self._path(hello, slot.holding), hello, self._book, bare=bare)
+        self._berths.add(berth)
+        berth.over.add_done_callback(lambda _: self._berths.discard(berth))
+        return berth
+
+    async def _returned(self, hello: m.Hello) -> None:
+        """Returns when a standby can take the session, or when none is about to come back from a failed move.
+
+        Whoever is told that a move was aborted may ask for the next one at once; its standby is being wiped.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(self._settings.peer_timeout_ms, hello.deadline_ms) / 1000):
+                while not self._waits(hello):
+                    coming = [berth.over for berth in self._berths if berth.returns_before(hello)]
+                    if not coming:
+                        return
+                    await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+
+    def _waits(self, hello: m.Hello) -> bool:
+        try:
+            self._host.find_standby(hello.manifest, hello.fingerprint, self._wanted(hello))
+        except WorldMoveError:
+            return False
+        return True
 
     def _check_away(self, session_id: str) -> None:
         if self._book.get(session_id) is not None:
