@@ -5,9 +5,11 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import pytest
 from ledger_kit import node_info, session
+from starve_kit import full, small_disk
 
-from worldmove.ledger import open_ledger
+from worldmove.ledger import open_ledger, sqlite_file
 from worldmove.ledger.records import Claim
 from worldmove.ledger.sqlite import SqliteLedger
 from worldmove.ledger.sqlite_file import LOG_FRAMES
@@ -43,4 +45,35 @@ async def test_commits_find_room_in_the_log_and_do_not_extend_it(tmp_path: Path)
     assert "room" not in tables
     looking.close()
     for ledger in ledgers:
+        await ledger.close()
+
+
+async def test_a_small_disk_keeps_its_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2 << 20) as disk:
+        ledger = await SqliteLedger.open(disk / "ledger.db")
+        await ledger.claim(node_info("a"))
+        assert (disk / "ledger.db-wal").stat().st_size < 1 << 20
+        await ledger.close()
+
+
+async def test_a_disk_that_fills_up_while_the_log_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had been taken is given back; the ledger is whole, and as durable as ever."""
+    monkeypatch.setattr(sqlite_file, "_SPARE", 0)
+    with small_disk(tmp_path / "disk", 2 << 20) as disk:
+        path = disk / "ledger.db"
+        ledger = await SqliteLedger.open(path)
+        await ledger.claim(node_info("a"))
+        record = await ledger.create(session(Claim("a", 1), "world"))
+        assert (disk / "ledger.db-wal").stat().st_size < 1 << 20
+        with full(disk):
+            again = await SqliteLedger.open(path)
+            assert await again.get("world") == record
+            await again.close()
+        file = sqlite_file.SqliteFile(path, 50)
+        connection = file._open()
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        file.close()
         await ledger.close()

@@ -7,6 +7,8 @@ is no ledger, is refused. Commits are durable: write-ahead log, `synchronous=FUL
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import sqlite3
 import time
 import uuid
@@ -20,13 +22,34 @@ from worldmove.ledger.sqlite_rows import SCHEMA, SqliteTables
 _APPLICATION = 0x574D4C31
 _VERSION = 1
 _RETRY_S = 0.01
-_FRAME_BYTES = 4096 + 24
 LOG_FRAMES = 512
 """Room of the log from the start: a sync of a file that has grown, too, takes twice as long."""
+_LOG_BYTES = 32 + LOG_FRAMES * (4096 + 24)
+_SPARE = 8
+"""The log gets its room only where this many times as much is free."""
 
 
 def _is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _extend(log: Path) -> None:
+    """Appends zeros to the log, or nothing: what comes after the last frame that is valid means nothing.
+
+    Closing the file here costs SQLite none of its locks: those are on other files than the log.
+    """
+    fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        try:
+            while (end := os.fstat(fd).st_size) < _LOG_BYTES:
+                os.pwrite(fd, bytes(_LOG_BYTES - end), end)
+            os.fsync(fd)
+        except OSError:
+            os.ftruncate(fd, size)
+            raise
+    finally:
+        os.close(fd)
 
 
 class SqliteFile:
@@ -150,21 +173,20 @@ class SqliteFile:
         self._grow_log(connection)
 
     def _grow_log(self, connection: sqlite3.Connection) -> None:
-        """Fills the log once with what means nothing: later commits overwrite it, and no longer extend it."""
+        """Gives the log its room once, so that later commits overwrite it and no longer extend it.
+
+        Nothing depends on it: without it a commit takes longer. So it is left out where the disk is small,
+        and a failure leaves the ledger as it was.
+        """
         log = self._path.with_name(f"{self._path.name}-wal")
-        missing = LOG_FRAMES - (log.stat().st_size if log.exists() else 0) // _FRAME_BYTES
-        if missing <= 0:
-            return
-        connection.execute("PRAGMA synchronous=OFF")
-        # Another process may do the same: whoever comes second finds the table gone, or the file locked.
-        with contextlib.suppress(sqlite3.OperationalError):
-            connection.execute("CREATE TABLE IF NOT EXISTS room (number INTEGER)")
-            connection.execute("INSERT INTO room (number) VALUES (0)")
-            for _ in range(missing):
-                connection.execute("UPDATE room SET number = number + 1")
-            connection.execute("DROP TABLE IF EXISTS room")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        with contextlib.suppress(OSError, sqlite3.OperationalError):
+            if shutil.disk_usage(log.parent).free >= _SPARE * _LOG_BYTES:
+                connection.execute("BEGIN IMMEDIATE")  # as long as this lasts, nobody else writes to the log
+                try:
+                    _extend(log)
+                finally:
+                    connection.execute("ROLLBACK")
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _check_format(self, connection: sqlite3.Connection) -> bool:
         """Whether the file is still empty; raises LedgerError if it is neither that nor a ledger."""
