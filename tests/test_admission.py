@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +45,8 @@ def test_every_term_is_shown() -> None:
     assert verdict.available["bytes_per_s"] == 50 * MB
     assert verdict.required["bytes_per_s"] < 50 * MB
     assert verdict.available["share_bytes_per_s"] == 50 * MB
-    assert verdict.reserved_bytes == pytest.approx(100 * MB + delta + 100 * MB)
+    assert verdict.span_s == pytest.approx(10 - 0.05 - 0.1 - 0.105)
+    assert verdict.reserved_bytes == pytest.approx(100 * MB + delta + 10 * MB * verdict.span_s)
 
 
 REFUSED = [
@@ -72,7 +74,7 @@ def test_a_full_gate_says_when_there_will_be_room() -> None:
     verdict = judge(demand(), supply(), share=15.0 * MB)
     assert (verdict.code, verdict.condition) == ("gate-full", "deadline")
     short = verdict.required["bytes_per_s"] - 15 * MB
-    assert verdict.retry_after_s == pytest.approx(short * 10 / (125 * MB))
+    assert verdict.retry_after_s == pytest.approx(short * verdict.span_s / (125 * MB))
     assert judge(demand(), supply(), share=15.0 * MB + short + 1).admissible
 
 
@@ -89,7 +91,43 @@ def test_a_world_that_dirties_too_fast_may_be_stopped_for_all_of_its_state() -> 
     verdict = judge(demand(dirty_rate=500.0 * MB, horizon_s=2.0), supply())
     assert verdict.admissible
     assert verdict.required["delta_bytes"] == 100 * MB
-    assert verdict.reserved_bytes == 200 * MB
+    assert verdict.reserved_bytes == 300 * MB, "a round that tells so, one more, and the pause"
+
+
+def test_rounds_that_would_not_end_in_time_end_early_where_the_pause_may_bring_all() -> None:
+    """As much is dirtied as is sent, nearly: what remains in the end is far away, the whole state is not."""
+    there = Supply(path=3.0 * MB, line=3.0 * MB)
+    asked = demand(state_bytes=3 * MB, dirty_rate=2.95 * MB, block_s=0.01, horizon_s=10.0, deadline_s=60.0)
+    verdict = judge(asked, there)
+    assert verdict.admissible
+    assert verdict.required["total_ms"] < 4000
+    hasty = msgspec.structs.replace(asked, horizon_s=0.9)
+    assert judge(hasty, there).condition == "deadline", "all of it does not fit this pause"
+
+
+def test_a_world_that_can_wait_for_nobody_has_the_receiver_alone() -> None:
+    promises = Promises()
+    there, tight = supply(source_digest=None, destination_digest=None), demand(horizon_s=0.02)
+    assert promises.admit("tight", tight, there, 0.0).admissible
+    beside = promises.judge(demand(), there, 1.0)
+    assert (beside.admissible, beside.code) == (False, "gate-full")
+    assert "can't wait" in str(beside.reason)
+    assert beside.retry_after_s == pytest.approx(10 - 0.05 - 0.1 - 0.005 - 1.0)
+    promises.drop("tight")
+    assert promises.admit("patient", demand(), there, 1.0).admissible
+    refused = promises.judge(tight, there, 1.0)
+    assert (refused.code, refused.condition) == ("gate-full", "pause")
+
+
+def test_where_few_may_stand_at_once_each_counts_what_it_keeps_others_from() -> None:
+    """One at a time, a block apart: the line would carry forty times as many."""
+    asked = demand(state_bytes=5 * MB, block_s=2.0, horizon_s=0.06, dirty_rate=0.1 * MB, deadline_s=100.0)
+    verdict = judge(asked, Supply(line=200.0 * MB), 200.0 * MB)
+    assert verdict.admissible
+    assert verdict.reserved_bytes > 0.4 * MB * 200
+    promises = Promises()
+    taken = [promises.admit(str(n), asked, Supply(line=200.0 * MB), 0.0).admissible for n in range(400)]
+    assert 40 < sum(taken) < 100
 
 
 def test_a_pause_of_what_is_really_left() -> None:
@@ -141,13 +179,14 @@ def test_promises_leave_a_share() -> None:
     assert promises.share(100.0, 10.0, 0.0) == 100.0
     first = demand(live=False, horizon_s=5.0, state_bytes=100, deadline_s=10.0)
     there = Supply(line=100.0)
-    assert promises.admit("a", first, there, 0.0).admissible
+    verdict = promises.admit("a", first, there, 0.0)
+    assert verdict.admissible
     used = 100.0 * 10.0 - promises.share(100.0, 10.0, 0.0) * 10.0
     assert 100.0 < used < 120.0, "its bytes, and what the line rests for it"
     assert promises.share(100.0, 1.0, 0.0) == 0.0, (
         "its whole state may go while its world stands, before mine"
     )
-    assert promises.reserved(0.0) == pytest.approx(used / 10.0)
+    assert promises.reserved(0.0) == pytest.approx(used / verdict.span_s)
     promises.landed("a", 60)
     assert promises.share(100.0, 10.0, 0.0) == pytest.approx(100.0 - (used - 60) / 10)
     promises.owes("a", 10)

@@ -111,6 +111,12 @@ def test_it_never_leaves_its_bounds(
             assert min(LEAST_WINDOW, most_bytes) <= window <= max(most_bytes, 1)
 
 
+def test_what_may_be_tried_next_is_within_reach() -> None:
+    assert Pace().reach == (2, 2 * COLD_WINDOW)
+    assert Pace(most_senders=1, most_bytes=COLD_WINDOW).reach == (1, COLD_WINDOW)
+    assert Pace(most_senders=3, most_bytes=COLD_WINDOW, still=True).reach == (3, COLD_WINDOW)
+
+
 def test_a_cold_gate_is_warmed_once() -> None:
     pace = Pace()
     assert pace.window == COLD_WINDOW

@@ -158,6 +158,19 @@ def test_a_paused_world_goes_first_and_has_the_line() -> None:
     assert names(gate.due(0.3)[0]) == ["copying"]
 
 
+def test_the_sender_of_a_paused_world_sends_nothing_else_meanwhile() -> None:
+    gate = policy(senders=2)
+    standing, copying = gate.join("standing", "A", deadline=9.0), gate.join("copying", "A", deadline=1.0)
+    other = gate.join("other", "B", deadline=2.0)
+    gate.stand(standing, 0.9)
+    last = gate.ask(standing, 300)
+    for member in (copying, other):
+        gate.ask(member, 300)
+    assert names(gate.due(0.0)[0]) == ["standing", "other"]
+    gate.landed(last, 0.1)
+    assert names(gate.due(0.1)[0]) == ["copying"]
+
+
 def test_copying_moves_go_by_deadline_and_share_what_the_first_leaves() -> None:
     gate = policy(senders=2)
     second, first = gate.join("second", "A", deadline=5.0), gate.join("first", "B", deadline=2.0)

@@ -155,9 +155,12 @@ def test_the_world_s_worker_killed(stage: Stage) -> None:
 
 
 def test_the_world_s_worker_stopped(stage: Stage) -> None:
-    """It comes to no boundary, so the move ends with its deadline."""
+    """It comes to no boundary, so the move ends with its deadline.
+
+    By the gate's rate three copies of the state take three seconds, and lanes may have to be started before.
+    """
     with stage.pair() as pair:
-        move = pair.begin(deadline_ms=3000)
+        move = pair.begin(deadline_ms=15_000)
         pair.source.freeze()
         pair.aborts(move, "deadline")
         pair.source.thaw()

@@ -3,11 +3,12 @@
 With S bytes of state, d bytes to send per second of generating, D the deadline, H the horizon and
 `B_eff = min(path, egress, share of the receiver's line that is promised to nobody, digest rates)`:
 
-* it converges: `B_eff > d`; or all of the state can go while the world stands,
+* it converges: `B_eff > d`; or all of the state can go while the world stands, after two rounds for nothing,
 * the pause fits: `S/V_source + delta/B + S/V_destination + commit + resume + blocked <= H`. A pausing move
   has the whole line, so B is `min(path, egress, line)`; `delta` is what the last live round leaves behind,
-* the whole fits: `open + (S + delta)/(B_eff - d) + block + the rest of the pause <= D`; a world stops at its
-  next boundary, a block later at most.
+  and what is dirtied while another world has its turn to stop,
+* the whole fits: `open + (S + delta)/(B_eff - d) + turn + block + the rest of the pause <= D`; a world stops
+  at its next boundary, a block later at most, and once others that go before have gone on.
 
 What was not measured yet limits nothing, and is named. A dirty rate that nobody knows counts as the whole
 state per block; where only that guess refuses a move, it is taken on provisionally, to be measured before its
@@ -22,6 +23,11 @@ from typing import Literal
 import msgspec
 
 Condition = Literal["converges", "pause", "deadline"]
+ROUNDS = 2
+"""Live rounds of all of the state before a world stops for all of it: the first, and one that tells what it
+dirties (`rounds`)."""
+LEAST_WORK_S = 1e-9
+"""A pause that keeps the receiver for less keeps nobody waiting."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +61,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
         commit_s: to write the record.
         resume_s: until the standby may generate.
         blocked_s: until the grants that are out already have landed.
+        turn_s: until others' worlds that have their turn to stop have stopped, and go on.
     """
 
     path: float | None = None
@@ -66,6 +73,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
     commit_s: float = 0.0
     resume_s: float = 0.0
     blocked_s: float = 0.0
+    turn_s: float = 0.0
 
     @property
     def full_rate(self) -> float:
@@ -107,12 +115,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         unmeasured: terms that nobody has measured yet.
         provisional: admissible only if the dirty rate turns out lower than the whole state per block.
         pause: what the pause takes.
-        reserved_bytes: what the move may have to send until its deadline.
+        span_s: within which all of its bytes have to come.
+        turn_s: how long others that want to stop may have to wait for this one.
+        bears_s: how long its world may have to wait for others, so that what it dirties fits the pause.
+        reserved_bytes: what the line may have to bring for it in that time, or to rest for.
     """
 
     admissible: bool
     pause: Pause
     reserved_bytes: float
+    span_s: float
+    turn_s: float
+    bears_s: float
     code: str | None = None
     condition: Condition | None = None
     reason: str | None = None
@@ -129,14 +143,16 @@ def pause_of(demand: Demand, supply: Supply, delta_bytes: float | None = None) -
     Args:
         demand: the move.
         supply: what there is.
-        delta_bytes: what is left to send. `None`: what is dirtied in a block and during the last live round's
-            digest, and what is dirtied while that is sent, and so on: `d (block + S/V_source) / (1 - d/B)`.
+        delta_bytes: what is left to send. `None`: what is dirtied in a block, during the last live round's
+            digest and while others have their turn, and what is dirtied while that is sent, and so on:
+            `d (block + S/V_source + turn) / (1 - d/B)`.
     """
     whole, rate = float(demand.state_bytes), supply.full_rate
     source_s = whole / _or_inf(supply.source_digest)
     if delta_bytes is None:
         dirty = demand.dirties
-        series = dirty * (demand.block_s + source_s) / (1 - dirty / rate) if dirty < rate else whole
+        while_s = demand.block_s + source_s + supply.turn_s
+        series = dirty * while_s / (1 - dirty / rate) if dirty < rate else whole
         delta_bytes = min(whole, series) if demand.live else whole
     return Pause(
         delta_bytes=delta_bytes,
@@ -153,7 +169,7 @@ def judge(demand: Demand, supply: Supply, share: float = inf) -> Verdict:
     Args:
         demand: the move.
         supply: what there is.
-        share: bytes per second of the receiver's line that are promised to nobody until the move's deadline.
+        share: bytes per second of the receiver's line that are promised to nobody for `span_of` seconds.
     """
     found = _judge(demand, supply, share)
     if found.admissible:
@@ -162,33 +178,45 @@ def judge(demand: Demand, supply: Supply, share: float = inf) -> Verdict:
         hoped = _judge(msgspec.structs.replace(demand, dirty_rate=0.0), supply, share)
         if hoped.admissible:
             return msgspec.structs.replace(hoped, provisional=True, unmeasured=found.unmeasured)
-    alone = found if isinf(share) else judge(demand, supply)
+    alone = found if isinf(share) else judge(demand, msgspec.structs.replace(supply, turn_s=0.0))
     if not alone.admissible:
         return alone
     free = found.available["share_bytes_per_s"]
-    short = max(alone.required["bytes_per_s"] - free, 0.0)
+    short = max(found.required.get("bytes_per_s", alone.required["bytes_per_s"]) - free, 0.0)
     return msgspec.structs.replace(
         found,
         code="gate-full",
         reason=f"{found.reason}; {_mb(free)}/s of the line are promised to nobody until then",
-        retry_after_s=short * demand.deadline_s / supply.full_rate,
+        retry_after_s=short * alone.span_s / supply.full_rate,
     )
 
 
+def span_of(demand: Demand, supply: Supply) -> float:
+    """Seconds within which all bytes of a move have to come, once it is taken on; its deadline is later."""
+    pause = pause_of(demand, supply, 0.0)
+    turn_s = supply.turn_s if demand.live else 0.0
+    return demand.deadline_s - (supply.open_s + turn_s + demand.block_s + pause.total_s)
+
+
 def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
-    dirty, whole = demand.dirties, float(demand.state_bytes)
-    pause = pause_of(demand, supply)
-    used = _used(demand, pause)
+    """In rounds, until little is left; if that takes too long, the world may stop for all of its state."""
+    found = _judge_as(demand, supply, share, pause_of(demand, supply), converges=True)
+    if found.admissible or not demand.live:
+        return found
+    whole = pause_of(demand, supply, float(demand.state_bytes))
+    other = _judge_as(demand, supply, share, whole, converges=False)
+    return found if found.condition != "converges" and not other.admissible else other
+
+
+def _judge_as(demand: Demand, supply: Supply, share: float, pause: Pause, *, converges: bool) -> Verdict:
+    dirty = demand.dirties if converges else 0.0
+    whole, span_s = float(demand.state_bytes), span_of(demand, supply)
+    copied = (whole if converges else ROUNDS * whole) + pause.delta_bytes if demand.live else whole
+    used = _used(demand, supply, pause, copied)
     rate = min(supply.full_rate, share * used, _least(supply.source_digest, supply.destination_digest))
-    converges = rate > dirty
-    if not converges:  # a live round for nothing, and the whole state again while the world stands
-        dirty, pause = 0.0, pause_of(demand, supply, whole)
-    copied = whole + pause.delta_bytes if demand.live else whole
-    beside_s = supply.open_s + demand.block_s + pause.total_s - pause.send_s
-    left_s = demand.deadline_s - beside_s
-    needed = copied / left_s + dirty if left_s > 0 else inf
-    total_s = beside_s + (copied / (rate - dirty) if rate > dirty else inf)
-    failed = _failed(demand, pause, total_s, converges=converges)
+    needed = copied / span_s + dirty if span_s > 0 else inf
+    total_s = demand.deadline_s - span_s + (copied / (rate - dirty) if rate > dirty else inf)
+    failed = _failed(demand, pause, total_s, converges=converges and rate > dirty)
     return Verdict(
         admissible=failed is None,
         code=None if failed is None else "inadmissible",
@@ -207,6 +235,7 @@ def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
             commit_ms=supply.commit_s * 1000,
             resume_ms=supply.resume_s * 1000,
             blocked_ms=supply.blocked_s * 1000,
+            turn_ms=supply.turn_s * 1000,
             total_ms=total_s * 1000,
         ),
         available=_finite(
@@ -222,26 +251,55 @@ def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
         ),
         unmeasured=_unmeasured(demand, supply),
         pause=pause,
-        reserved_bytes=copied / used + dirty * demand.deadline_s,
+        reserved_bytes=(copied + dirty * max(span_s, 0.0)) / used,
+        span_s=span_s,
+        turn_s=demand.block_s + pause.total_s,
+        bears_s=_bears(demand, supply, pause, dirty),
     )
 
 
-def _used(demand: Demand, pause: Pause) -> float:
-    """The share of the line that such moves can use until the deadline.
+def _fitting(demand: Demand, supply: Supply, pause: Pause) -> float:
+    """Bytes that a pause may bring within the horizon."""
+    return (demand.horizon_s - (pause.total_s - pause.send_s)) * supply.full_rate
 
-    Moves that copy fill it. Where all of the state goes while worlds stand, `n` worlds are told to stop
-    whose work keeps the line for about a block (`granting.pauses`), and it rests until the first of them is
-    at its boundary: `block / (n + 1)` on average of evenly spread boundaries, with no larger a deviation.
-    Counted are the average of all turns until the deadline and three deviations, at most a block for each.
+
+def _bears(demand: Demand, supply: Supply, pause: Pause, dirty: float) -> float:
+    """`pause_of` the other way round: the longest turn of others at which the pause fits."""
+    most = _fitting(demand, supply, pause)
+    if not dirty or not most < demand.state_bytes:
+        return inf
+    return max(most * (1 - dirty / supply.full_rate) / dirty - demand.block_s - pause.source_s, 0.0)
+
+
+def _used(demand: Demand, supply: Supply, pause: Pause, copied: float) -> float:
+    """The share of the line that such moves can use.
+
+    Where all of the state goes while worlds stand, the line rests until worlds are at their boundaries. Moves
+    that copy fill that time; but no more of them end than may stand in turn, with as much as is dirtied while
+    they wait for that. So each counts at least what it would if it were stopped with all that fits its pause.
     """
-    if demand.live or not pause.work_s:
+    if not demand.live:
+        return 1.0 if pause.work_s < LEAST_WORK_S else 1 / (1 + _rests(demand, pause))
+    most = min(_fitting(demand, supply, pause), float(demand.state_bytes))
+    longest = pause_of(demand, supply, max(most, pause.delta_bytes))
+    if longest.work_s < LEAST_WORK_S or isinf(supply.full_rate):
         return 1.0
+    return copied / max(copied, longest.work_s * (1 + _rests(demand, longest)) * supply.full_rate)
+
+
+def _rests(demand: Demand, pause: Pause) -> float:
+    """How long nobody stands, by how long the receiver works for those who do.
+
+    `n` worlds are told to stop whose work keeps the receiver for about a block (`granting.pauses`), and it
+    rests until the first of them is at its boundary: `block / (n + 1)` on average of evenly spread
+    boundaries, with no larger a deviation. Counted are the average of all turns until the deadline and three
+    deviations, at most a block for each.
+    """
     room = max(demand.horizon_s - (pause.total_s - pause.work_s), pause.work_s)
     worlds = max(int(min(room, demand.block_s + pause.work_s) / pause.work_s), 1)
     together, mean = worlds * pause.work_s, demand.block_s / (worlds + 1)
     turns = max(demand.deadline_s / (together + mean), 1.0)
-    rest = min(mean * (1 + 3 / sqrt(turns)), demand.block_s)
-    return together / (together + rest)
+    return min(mean * (1 + 3 / sqrt(turns)), demand.block_s) / together
 
 
 def _failed(demand: Demand, pause: Pause, total_s: float, *, converges: bool) -> Condition | None:

@@ -164,8 +164,8 @@ class Gate:
 
     def blocked_s(self, line: float) -> float:
         """How long a world that stands may wait for what is granted already, on a line of so many bytes/s."""
-        out = self.bound_bytes if self._bucket.rate is None else self.batch_bytes(self.bound_bytes)
-        return out / line
+        out = self.pace.reach[1]
+        return (out if self._bucket.rate is None else self.batch_bytes(out)) / line
 
     def join(
         self, name: str, sender: str, deadline_s: float = inf, on_cut: Callable[[str], None] | None = None

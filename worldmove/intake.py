@@ -43,7 +43,7 @@ FABRIC_BYTES = 8 << 30
 
 
 class Taken(msgspec.Struct):
-    """One move that was taken on. `landed`: bytes since its world stands."""
+    """One move that was taken on. `due`: when its bytes have to be here. `landed`: since its world stands."""
 
     path: str
     source: str
@@ -51,6 +51,7 @@ class Taken(msgspec.Struct):
     supply: Supply
     verdict: Verdict
     began: float
+    due: float
     stands: bool = False
     landed: int = 0
 
@@ -124,14 +125,21 @@ class Intake:
                 available={"moves": self._most_moves},
                 retry_after_ms=1000,
             )
-        self._books[path].promise(hello.move_id, verdict, now + demand.deadline_s)
-        self._taken[hello.move_id] = Taken(path, hello.source, demand, supply, verdict, now)
+        self._books[path].promise(hello.move_id, verdict, now)
+        self._taken[hello.move_id] = Taken(
+            path, hello.source, demand, supply, verdict, now, now + verdict.span_s
+        )
         return verdict
 
     def terms_of(self, move_id: str) -> dict[str, Any]:
         """The terms of a move that was taken on, as `messages.Admitted` carries them."""
         taken = self._taken.get(move_id)
         return admitted(taken.verdict) if taken is not None else {}
+
+    def due_s(self, move_id: str) -> float:
+        """In how many seconds all bytes of a move have to be here: the gate's order, as it was promised."""
+        taken = self._taken.get(move_id)
+        return inf if taken is None else taken.due - time.monotonic()
 
     def settling_s(self) -> float:
         """How long it takes at most to settle a move that was given up, until its world goes on."""
@@ -182,7 +190,7 @@ class Intake:
     def _take_over(self, move_id: str, taken: Taken, path: str) -> None:
         """Another path was opened than the move was taken on for: nothing is known of it in this move."""
         self._books[taken.path].drop(move_id)
-        self._books[path].promise(move_id, taken.verdict, taken.began + taken.demand.deadline_s)
+        self._books[path].promise(move_id, taken.verdict, taken.began)
         taken.path, taken.supply = path, msgspec.structs.replace(taken.supply, path=None)
 
     async def turn(self, move_id: str) -> None:

@@ -151,7 +151,7 @@ class Opening:
 
     def _pass(self, gate: Gate) -> Pass:
         hello = self._hello
-        return gate.join(hello.move_id, hello.source, hello.deadline_ms / 1000)
+        return gate.join(hello.move_id, hello.source, self._services.intake.due_s(hello.move_id))
 
     async def _through_rings(self, target: Reader) -> Path:
         services = self._services

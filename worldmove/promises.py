@@ -11,19 +11,22 @@ from math import inf
 
 import msgspec
 
-from worldmove.admission import Demand, Supply, Verdict, judge
+from worldmove.admission import Demand, Supply, Verdict, judge, span_of
 
 
 class Promise(msgspec.Struct, kw_only=True):
     """One admitted move: bytes that it may still have to send until `deadline` (seconds, the caller's clock).
 
-    `pause_bytes` of them are sent while its world stands, ahead of moves with an earlier deadline.
+    `pause_bytes` of them are sent while its world stands, ahead of moves with an earlier deadline; others may
+    have to wait for `turn_s` until they may stop their worlds, and it can wait for others for `bears_s`.
     """
 
     name: str
     deadline: float
     left: float
     pause_bytes: float
+    turn_s: float
+    bears_s: float
 
 
 class Promises:
@@ -38,25 +41,55 @@ class Promises:
 
     def judge(self, demand: Demand, supply: Supply, now: float) -> Verdict:
         """The verdict on a move that is asked for at `now`; promises nothing."""
-        share = inf if supply.line is None else self.share(supply.line, now + demand.deadline_s, now)
-        return judge(demand, supply, share)
+        turn_s = max((one.turn_s for one in self._order), default=0.0)
+        supply = msgspec.structs.replace(supply, turn_s=turn_s)
+        due = now + span_of(demand, supply)
+        share = inf if supply.line is None else self.share(supply.line, due, now)
+        return self._beside(judge(demand, supply, share), demand, supply, now)
+
+    def _beside(self, verdict: Verdict, demand: Demand, supply: Supply, now: float) -> Verdict:
+        """The same, unless a world would have to wait for this one's turn for longer than its pause bears."""
+        hasty = [one for one in self._order if one.bears_s < verdict.turn_s]
+        if not verdict.admissible or not hasty:
+            return verdict
+        until = max(one.deadline for one in hasty)
+        return msgspec.structs.replace(
+            judge(demand, supply, 0.0),
+            reason=f"a world under way can't wait {verdict.turn_s * 1000:.0f} ms for the pause of another",
+            retry_after_s=max(until - now, 0.0),
+        )
 
     def admit(self, name: str, demand: Demand, supply: Supply, now: float) -> Verdict:
         """As `judge`; an admissible move gets its promise."""
         verdict = self.judge(demand, supply, now)
         if verdict.admissible:
-            self.promise(name, verdict, now + demand.deadline_s)
+            self.promise(name, verdict, now)
         return verdict
 
-    def promise(self, name: str, verdict: Verdict, deadline: float) -> None:
-        """Takes what a verdict reserves into the books, in place of what stands there by that name."""
-        self.owe(name, verdict.reserved_bytes, deadline, verdict.pause.delta_bytes)
+    def promise(self, name: str, verdict: Verdict, now: float) -> None:
+        """Takes what a verdict of `now` reserves into the books, in place of what its name had."""
+        self._put(
+            Promise(
+                name=name,
+                deadline=now + verdict.span_s,
+                left=verdict.reserved_bytes,
+                pause_bytes=verdict.pause.delta_bytes,
+                turn_s=verdict.turn_s,
+                bears_s=verdict.bears_s,
+            )
+        )
 
     def owe(self, name: str, nbytes: float, deadline: float, pause_bytes: float = 0.0) -> None:
-        """As `promise`, for so many bytes."""
-        self.drop(name)
-        one = Promise(name=name, deadline=deadline, left=nbytes, pause_bytes=pause_bytes)
-        self._by_name[name] = one
+        """As `promise`, for so many bytes, of a move that neither waits nor is waited for."""
+        self._put(
+            Promise(
+                name=name, deadline=deadline, left=nbytes, pause_bytes=pause_bytes, turn_s=0.0, bears_s=inf
+            )
+        )
+
+    def _put(self, one: Promise) -> None:
+        self.drop(one.name)
+        self._by_name[one.name] = one
         insort(self._order, one, key=lambda each: each.deadline)
 
     def landed(self, name: str, nbytes: int) -> None:

@@ -83,6 +83,13 @@ class Pace:
             return self._trial.senders, self._trial.window
         return self.senders, self.window
 
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Senders and window at most, until the next step has been judged: one more, or twice as wide."""
+        if self._still:
+            return self.senders, self.window
+        return self._after("more-senders")[0], self._after("wider")[1]
+
     def warm(self, goodput: float, delay_s: float | None = None) -> None:
         """A first idea of the goodput (bytes per second), and of the round trip where a probe has told it."""
         if not self._cold:

@@ -1,9 +1,9 @@
 """Who is granted when: a priority queue of moves under a bucket, a bound on bytes and on senders; pure.
 
 Moves whose world stands still come first, and among them the one that has to go on first: it has the whole
-line. Then come moves that copy, by deadline: so each is served at least as fast as its admission counted on,
-and what is left goes to whoever is next. Nothing overtakes a request that waits for the bound, so a
-large one is not starved by small ones.
+line, and its sender sends nothing else while bytes of it are out. Then come moves that copy, by deadline: so
+each is served at least as fast as its admission counted on, and what is left goes to whoever is next. Nothing
+overtakes a request that waits for the bound, so a large one is not starved by small ones.
 
 A request is granted when the bucket is out of debt, its sender is among the first `senders` in the order or
 answers already, and the bytes out, with it, stay within the bound. A request larger than the bound is granted
@@ -238,12 +238,17 @@ class Policy:
     def _next(self) -> Request | None:
         senders, bound = self.allowed
         chosen: set[str] = set()
+        held: set[str] = set()
         for _, member in islice(self._order, SCANNED):
+            if member.sender in held:
+                continue
             if member.sender not in chosen and len(chosen) >= senders:
                 self._crowded = True
                 continue
             chosen.add(member.sender)
             if not member.waiting:
+                if member.paused:  # what else its sender sent would come between its own bytes
+                    held.add(member.sender)
                 continue
             if member.sender not in self._senders and len(self._senders) >= senders:
                 continue  # its place is being vacated

@@ -83,6 +83,7 @@ class GrantLine:
         self._gate_on = scenario.gate.on
         self._most = parse_size(scenario.gate.batch)
         self._under_way = scenario.gate.under_way
+        self._live = scenario.moves.live
         self._pace = Pace(MOST_SENDERS, MOST_WINDOW)
         self._policy = Policy(Bucket(None, 1), self._pace, on_epoch)
         self._carries: dict[Member, _Carry] = {}
@@ -97,8 +98,9 @@ class GrantLine:
 
     @property
     def out_bytes(self) -> float:
-        """What others may have under way when a world stops, at most."""
-        return min(self._policy.allowed[1], self._under_way * self._most)
+        """What others may have under way when a world stops, at most; where all stand nothing is tried."""
+        senders, window = self._pace.reach if self._live else self._policy.allowed
+        return min(window, senders * self._under_way * self._most)
 
     def join(self, name: str, sender: str, deadline: float) -> Member:
         """A move comes to the gate."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import simpy
 
-from worldmove.admission import Demand, Pause, pause_of
+from worldmove.admission import Demand, Pause, pause_of, span_of
 from worldmove.granting.pauses import Need
 from worldmove.simulate.lines import Steps, Told
 from worldmove.simulate.receiver import Receiver
@@ -76,7 +76,8 @@ class Moving:
         self._left = float(demand.state_bytes)
         self._clean_at = self._env.now
         self._pause_s = 0.0
-        self._place = receiver.line.join(self._name, ask.sender, self._env.now + demand.deadline_s)
+        due = self._env.now + span_of(demand, receiver.supply())
+        self._place = receiver.line.join(self._name, ask.sender, due)
 
     def steps(self) -> Steps:
         """The whole move; `ended` says how, afterwards."""
@@ -128,7 +129,7 @@ class Moving:
             waited = self._env.now - began
             if self._demand.live:
                 self._dirty()
-            if self._left <= counted:
+            if self._left <= counted and (not self._demand.live or self._fits()):
                 return
             self._receiver.pauses.leave(self._name)
             self._receiver.give_turns()

@@ -104,7 +104,7 @@ async def warm_up(stage: Stage) -> None:
 
     async def one(sender: str, world: str) -> None:
         request = MigrationRequest(
-            session_id=world, destination=RECEIVER, live=False, horizon_ms=60_000.0, deadline_ms=60_000.0
+            session_id=world, destination=RECEIVER, live=False, horizon_ms=60_000.0, deadline_ms=600_000.0
         )
         client = stage.clients[sender]
         move = await client.wait((await client.migrate(request)).id)
