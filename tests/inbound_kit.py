@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from worldmove.digest import LeafTable
 from worldmove.errors import WorldMoveError
-from worldmove.executor.pool import ExecutorPool
-from worldmove.hosting.memory import Holding, take
+from worldmove.executor.devices import Pools
+from worldmove.hosting.memory import Arenas, Holding, take
 from worldmove.inbound import Inbound, World
 from worldmove.ipc import close_all, map_shared
 from worldmove.manifest import Manifest, Region, Span
@@ -130,7 +130,7 @@ class DirectPath:
 class Bench:
     """Source and destination around one `Inbound`; `errors` are those that its tasks ended with."""
 
-    def __init__(self, pool: ExecutorPool, source: Memory, target: Memory, path: DirectPath) -> None:
+    def __init__(self, pool: Pools, source: Memory, target: Memory, path: DirectPath) -> None:
         self.pool = pool
         self.source = source
         self.target = target
@@ -184,14 +184,15 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    pool: ExecutorPool,
+    pool: Pools,
     regions: tuple[Region, ...] = REGIONS,
     *,
     batch_bytes: int = 300 * KIB,
     width: int = 2,
+    arenas: Arenas | None = None,
 ) -> AsyncIterator[Bench]:
     """Two memories, full of different random bytes; everything is closed afterwards."""
-    budget = MemoryBudget()
+    budget = arenas or MemoryBudget()
     memories = [Memory(await take(manifest(regions), budget, name)) for name in ("from", "to")]
     rng = np.random.default_rng(7)
     for memory in memories:

@@ -51,6 +51,7 @@ ORDER = (
     "torch",
     "hosting",
     "descriptors",
+    "scratches",
     "reading",
     "arming",
     "rearranging",

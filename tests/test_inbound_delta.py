@@ -1,18 +1,28 @@
-"""A round that moves leaves about at the destination: real executors copy, the path brings the rest."""
+"""A round that moves leaves about at the destination: real executors copy, the path brings the rest.
+
+On host memory, and on GPUs that are imagined (tests/fake_gpu): there the runs of a launch are worked on in
+the reverse of their order, as no order may be relied on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
 import pytest_asyncio
 from inbound_kit import KIB, Bench, bench, equal
+from msgspec.structs import replace
+from test_gpu_moves import FAKE, GPUS, ROOT
 
-from worldmove.errors import ConnectionLostError, ValidationError
+from worldmove.errors import ConnectionLostError, NoMemoryError, ValidationError
+from worldmove.executor import kinds
+from worldmove.executor.devices import Executors
 from worldmove.executor.pool import ExecutorPool
-from worldmove.manifest import Region, Span
+from worldmove.manifest import HOST, Region, Span
+from worldmove.memory.arena import MemoryBudget
 from worldmove.messages import TablePart
 
 LEAF = 8 * KIB
@@ -24,17 +34,37 @@ STATE = 3 * LEAVES * LEAF
 Change = Callable[[Bench, np.random.Generator], None]
 
 
+class Budget(MemoryBudget):
+    """Of host memory, and of GPUs."""
+
+    def __init__(self, executors: Executors) -> None:
+        super().__init__()
+        self._executors = executors
+
+    async def allocate_on(self, device: str, nbytes: int) -> int:
+        return await self._executors.of(device).allocate(nbytes)
+
+
+@pytest.fixture(params=["host", "gpu"])
+def devices(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Where the regions lie."""
+    return {"host": (HOST,) * 3, "gpu": (GPUS[0],) * 3, "mixed": (GPUS[0], HOST, GPUS[1])}[request.param]
+
+
 @pytest_asyncio.fixture
-async def pool() -> AsyncIterator[ExecutorPool]:
-    made = ExecutorPool(2, nice=0)
+async def executors(monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...]) -> AsyncIterator[Executors]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")]))
+    gpus = {uuid: ExecutorPool(1, nice=0, kind=kinds.gpu(uuid)) for uuid in sorted({*devices} - {HOST})}
+    made = Executors(ExecutorPool(2, nice=0), gpus)
     await made.start()
     yield made
     await made.close()
 
 
 @pytest_asyncio.fixture
-async def both(pool: ExecutorPool) -> AsyncIterator[Bench]:
-    async with bench(pool, REGIONS, batch_bytes=4 * LEAF) as made:
+async def both(executors: Executors, devices: tuple[str, ...]) -> AsyncIterator[Bench]:
+    regions = tuple(replace(region, device=on) for region, on in zip(REGIONS, devices, strict=True))
+    async with bench(executors, regions, batch_bytes=4 * LEAF, arenas=Budget(executors)) as made:
         await made.round(1, final=False, table=False)
         made.path.pulled()
         yield made
@@ -118,6 +148,7 @@ async def test_leaves_in_any_order_are_copied_once_around(both: Bench) -> None:
     assert len(set(await both.roots())) == 1
 
 
+@pytest.mark.parametrize("devices", ["host", "gpu", "mixed"], indirect=True)
 async def test_many_rounds_of_everything_end_with_the_sources_bytes(both: Bench) -> None:
     rng = np.random.default_rng(3)
     changes: list[Change] = [change for change, *_ in PATTERNS] + [permute]
@@ -128,6 +159,72 @@ async def test_many_rounds_of_everything_end_with_the_sources_bytes(both: Bench)
         assert equal(both.source, both.target)
     assert both.inbound.damaged().size == 0
     assert len(set(await both.roots())) == 1
+
+
+@pytest.mark.parametrize("devices", ["gpu"], indirect=True)
+@pytest.mark.parametrize("room", [True, False], ids=["scratch", "no-room"])
+async def test_a_short_way_is_gone_through_a_scratch_if_the_gpu_has_room(
+    both: Bench, monkeypatch: pytest.MonkeyPatch, *, room: bool
+) -> None:
+    """By one leaf of 48: more steps than a scratch takes, and as right where there is no room for one."""
+    asked: list[int] = []
+    pool = both.pool.of(GPUS[0])
+    allocate = pool.allocate
+
+    async def counted(nbytes: int) -> int:
+        asked.append(nbytes)
+        if not room:
+            raise NoMemoryError("full", required_bytes=nbytes, available_bytes=0)
+        return await allocate(nbytes)
+
+    monkeypatch.setattr(pool, "allocate", counted)
+    rng = np.random.default_rng(15)
+    for number in (2, 3):
+        shift(both, rng, by=1)
+        leaves, _ = await both.round(number, final=number == 3)
+        assert leaves == 3
+        assert equal(both.source, both.target)
+    assert both.inbound.damaged().size == 0
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("devices", ["gpu"], indirect=True)
+@pytest.mark.parametrize("final", [False, True], ids=["live", "paused"])
+async def test_what_a_full_gpu_can_not_bring_to_its_place_is_sent(
+    both: Bench, monkeypatch: pytest.MonkeyPatch, *, final: bool
+) -> None:
+    """Regions change places only through a scratch, and there is no room for one."""
+
+    async def full(nbytes: int) -> int:
+        raise NoMemoryError("full", required_bytes=nbytes, available_bytes=0)
+
+    monkeypatch.setattr(both.pool.of(GPUS[0]), "allocate", full)
+    rng = np.random.default_rng(16)
+    exchange(both, rng)
+    both.source.regions[1][: 2 * LEAF] = fresh(rng, 2 * LEAF)
+    leaves, _ = await both.round(2, final=final)
+    assert leaves == 2 * LEAVES + 2
+    assert both.inbound.count.copied_bytes == 0
+    assert equal(both.source, both.target)
+    if not final:
+        assert await both.round(3, final=True) == (0, 0)
+    assert both.inbound.damaged().size == 0
+    assert both.errors == []
+
+
+async def test_content_that_left_and_came_back_is_sent_once_more_and_right(both: Bench) -> None:
+    """It is gone from the destination meanwhile: what is copied is what is there, not what was once."""
+    rng = np.random.default_rng(14)
+    before = [region.copy() for region in both.source.regions]
+    rewrite(both, rng)
+    await both.round(2, final=False)
+    for region, old in zip(both.source.regions, before, strict=True):
+        region[:] = old
+    both.source.regions[1][: 4 * LEAF] = both.source.regions[0][4 * LEAF : 8 * LEAF]
+    leaves, _ = await both.round(3, final=True)
+    assert leaves == 3 * LEAVES
+    assert equal(both.source, both.target)
+    assert both.inbound.damaged().size == 0
 
 
 async def test_a_cache_that_moves_on_in_every_round_sends_each_block_once(both: Bench) -> None:
@@ -230,8 +327,8 @@ async def test_stopping_while_leaves_move_leaves_no_row_that_lies(both: Bench) -
         both.inbound.plan(part)
     await asyncio.sleep(0)
     await both.inbound.stop()
-    for key in both.mine._keys.values():
-        await both.pool.settle(key)
+    for (_, device), key in both.mine._keys.items():
+        await both.pool.of(device).settle(key)
     await both.round(3, final=True)
     assert both.inbound.damaged().size == 0
     assert equal(both.source, both.target)

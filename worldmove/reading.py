@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from worldmove.delta.columns import SCRATCH, Move
-from worldmove.delta.moving import LIMITS
 from worldmove.digest import LeafTable, hash_bytes, region_heads, root
 from worldmove.errors import ProcessLostError, ValidationError
 from worldmove.executor.devices import Pools
@@ -19,8 +17,8 @@ from worldmove.executor.jobs import Part
 from worldmove.executor.messages import CopyPiece, Piece
 from worldmove.executor.pool import ExecutorPool
 from worldmove.hosting.memory import Holding
-from worldmove.ipc import sealed_memfd
 from worldmove.manifest import Span
+from worldmove.scratches import Scratches, goes_a_short_way
 from worldmove.tasks import each
 
 OnRead = Callable[[int, int], None]
@@ -75,7 +73,7 @@ class Reader:
         self._devices = sorted({HOST, *(extent.device for extent in memory.extents)})
         self._keys: dict[tuple[int, str], int] = {}
         self._tables: list[tuple[LeafTable, dict[str, int]]] = []
-        self._scratch: int | None = None
+        self._scratches = Scratches(pools)
         self._heads = region_heads(memory.manifest.regions)
 
     async def open(self, *, writable: bool = True, towards: Holding | None = None) -> None:
@@ -215,47 +213,56 @@ class Reader:
         await each([self._pools.of(device).copy(some, urgent=urgent) for device, some in pieces.items()])
 
     @property
-    def copying_devices(self) -> list[str | None]:
-        """For each region the device that can copy within it, or `None`; the host's alone so far."""
-        extents = self.memory.extents
-        return [HOST if extents[place.extent].device == HOST else None for place in self.memory.places]
+    def devices(self) -> list[str]:
+        """For each region the device that it lies on, which copies within it."""
+        return [self.memory.extents[place.extent].device for place in self.memory.places]
 
     async def rearrange(self, moves: Sequence[Move], *, ordered: bool, urgent: bool) -> None:
-        """Moves bytes within this memory, through the scratch where a move says so.
+        """Moves bytes within this memory, through a scratch where a move says so.
 
         Args:
-            moves: of one stage of a schedule; on `copying_devices`.
-            ordered: as in `ExecutorPool.copy`.
+            moves: of one stage of a schedule; each within one device.
+            ordered: they depend on their order.
             urgent: as in `read`.
 
         Raises:
+            NoMemoryError: a GPU has no room for a scratch, and one is needed; nothing was moved.
             ProcessLostError: an executor ended meanwhile; the targets are undefined.
         """
-        if any(SCRATCH in (move.source, move.target) for move in moves):
-            await self._make_scratch()
+        devices = self.devices
+        groups: defaultdict[str, list[Move]] = defaultdict(list)
+        for move in moves:
+            groups[devices[move.source if move.source != SCRATCH else move.target]].append(move)
+        scratches = {}
+        for device, some in groups.items():  # all of them first: what began would have to be waited for
+            needed = any(SCRATCH in (move.source, move.target) for move in some)
+            useful = any(map(goes_a_short_way, some))
+            scratches[device] = await self._scratches.of(device, needed=needed, useful=useful)
+        await each(
+            [
+                self._shift(device, some, scratches[device], ordered=ordered, urgent=urgent)
+                for device, some in groups.items()
+            ]
+        )
+
+    async def _shift(
+        self, device: str, moves: Sequence[Move], scratch: int, *, ordered: bool, urgent: bool
+    ) -> None:
+        pool = self._pools.of(device)
+
+        def spot(region: int, offset: int) -> tuple[int, int]:
+            return (scratch, offset) if region == SCRATCH else self.locate(region, offset)[1:]
+
         pieces = [
             CopyPiece(
-                *self._spot(move.source, move.source_offset),
-                *self._spot(move.target, move.target_offset),
-                move.length,
+                *spot(move.source, move.source_offset), *spot(move.target, move.target_offset), move.length
             )
             for move in moves
         ]
-        await self._pools.host.copy(pieces, urgent=urgent, ordered=ordered)
-
-    def _spot(self, region: int, offset: int) -> tuple[int, int]:
-        if region == SCRATCH and self._scratch is not None:
-            return self._scratch, offset
-        _, key, place = self.locate(region, offset)
-        return key, place
-
-    async def _make_scratch(self) -> None:
-        if self._scratch is None:
-            fd = sealed_memfd("worldmove-scratch", LIMITS.scratch_bytes)
-            try:
-                self._scratch = await self._pools.host.attach(fd, LIMITS.scratch_bytes, writable=True)
-            finally:
-                os.close(fd)  # the pool keeps a duplicate
+        if device == HOST and not ordered:
+            await pool.copy(pieces, urgent=urgent)
+        else:
+            await pool.copy(pieces, urgent=urgent, order=self._scratches.room(device) or True)
 
     async def region_digests(self, table: LeafTable, *, urgent: bool = False) -> list[bytes]:
         """BLAKE2b-256 of every region's leaf digests, in manifest order."""
@@ -328,9 +335,7 @@ class Reader:
         """Waits until no executor touches this memory, then unmaps it there."""
         mapped = [(device, key) for (_, device), key in self._keys.items()]
         self._keys.clear()
-        if self._scratch is not None:
-            mapped.append((HOST, self._scratch))
-            self._scratch = None
+        mapped += self._scratches.take()
         tables, self._tables = self._tables, []
         for _, keys in tables:
             mapped += keys.items()

@@ -19,11 +19,13 @@ from worldmove.delta.choosing import Chooser
 from worldmove.delta.geometry import Flags, Geometry, Longs, steps_of
 from worldmove.delta.plan import DeltaPlan
 from worldmove.digest import LeafTable
-from worldmove.errors import ValidationError
+from worldmove.errors import NoMemoryError, ValidationError
 from worldmove.reading import Reader
 
 READ_BYTES = 16 << 20
 """What is read again goes to the executors in pieces of this size: leaves that land are read in between."""
+GPU_READ_BYTES = 512 << 20
+"""The same of what lies on a GPU, which reads so much in a fifth of a millisecond."""
 
 
 class Tables(NamedTuple):
@@ -61,7 +63,7 @@ class Rearranger:
     ) -> None:
         memory = reader.memory
         steps = steps_of(memory.manifest.regions)
-        self._geometry = Geometry(memory.leaf_map, steps, reader.copying_devices)
+        self._geometry = Geometry(memory.leaf_map, steps, reader.devices)
         self._chooser = Chooser(self._geometry, tables.own, tables.theirs)
         self._reader = reader
         self._tables = tables
@@ -150,7 +152,11 @@ class Rearranger:
         async with self._turn:
             for stage in range(schedule.count):
                 ordered = schedule.ordered(stage)
-                await self._reader.rearrange(schedule.moves(stage), ordered=ordered, urgent=self._final)
+                try:
+                    await self._reader.rearrange(schedule.moves(stage), ordered=ordered, urgent=self._final)
+                except NoMemoryError:
+                    self._send_instead(made, stage)
+                    break
                 if not self._final:
                     done = np.searchsorted(made.targets, schedule.writes(stage))
                     own.rows[made.targets[done]] = moved[done]
@@ -158,6 +164,16 @@ class Rearranger:
                 self._ask(made.asks(stage + 1))
         self._moving -= 1
         self._read_moved()
+
+    def _send_instead(self, made: DeltaPlan, stage: int) -> None:
+        """A GPU has no room for a scratch: nothing is copied from this stage on, so old content is free."""
+        stages = range(stage, made.schedule.count)
+        left = np.unique(np.concatenate([made.schedule.writes(each) for each in stages]))
+        self.copied[left] = False
+        self.copied_bytes -= self._geometry.bytes_of(left)
+        self._ask(left)
+        for each in stages:
+            self._ask(made.asks(each + 1))
 
     def _read_moved(self) -> None:
         """Reads what is here, once nothing moves any more: what is to land waits for the moves."""
@@ -172,8 +188,13 @@ class Rearranger:
         self._spawn(self._read(self._tables.again, np.flatnonzero(left)))
 
     async def _read(self, table: LeafTable, leaves: Longs) -> None:
+        on_gpu = self._geometry.on_gpu[leaves]
+        for some, nbytes in ((leaves[on_gpu], GPU_READ_BYTES), (leaves[~on_gpu], READ_BYTES)):
+            await self._read_some(table, some, nbytes)
+
+    async def _read_some(self, table: LeafTable, leaves: Longs, nbytes: int) -> None:
         leaf_map = self._reader.memory.leaf_map
-        for batch in delta.batches(leaf_map.runs(leaves), leaf_map, READ_BYTES):
+        for batch in delta.batches(leaf_map.runs(leaves), leaf_map, nbytes):
             start = time.monotonic()
             await self._reader.read(table, batch, urgent=True)
             self._on_read(sum(span.length for span in batch), time.monotonic() - start)

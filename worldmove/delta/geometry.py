@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from worldmove.manifest import LeafMap, Region
+from worldmove.manifest import HOST, LeafMap, Region
 
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -34,6 +34,7 @@ class Geometry:
         length: int64[count], bytes.
         offset: int64[count], where it begins in its region.
         group: int64[count]; leaves of one group have one length and one device. -1: it is never copied.
+        on_gpu: bool[count], it lies on a GPU.
         step: int64[count], the leaves of its region's stride; 0 where there is none that leaves divide.
         strided: bool[count], whether it may be taken from some strides further on.
         stretches: (first, stop, step) of the leaves of neighbouring regions with one step.
@@ -51,6 +52,7 @@ class Geometry:
         self.group = self._groups(devices)
         self.strided = (self.group >= 0) & (self.step > 0)
         self._alike: dict[int, Flags] = {}
+        self.on_gpu = np.array([device not in (None, HOST) for device in devices], dtype=np.bool_)[self.owner]
         edges = np.concatenate([[0], np.flatnonzero(np.diff(self.step)) + 1, [self.count]]).tolist()
         self.stretches = [
             (first, stop, int(self.step[first])) for first, stop in itertools.pairwise(edges) if first < stop

@@ -17,6 +17,7 @@ import numpy as np
 from worldmove.delta.circles import opened
 from worldmove.delta.columns import Columns, Move, joined, ramp
 from worldmove.delta.geometry import Flags, Geometry, Longs
+from worldmove.manifest import HOST
 
 MAX_WAVES = 512
 
@@ -39,6 +40,13 @@ class Limits(NamedTuple):
 
 
 LIMITS = Limits()
+GPU_LIMITS = Limits(scratch_bytes=64 << 20, stage_bytes=1 << 50)
+"""A GPU's executor finds out itself what may go at once, and answers meanwhile: stages cost round trips."""
+
+
+def limits_of(device: str) -> Limits:
+    """How copies on a device are cut."""
+    return LIMITS if device == HOST else GPU_LIMITS
 
 
 class Schedule:
@@ -59,6 +67,13 @@ class Schedule:
         self._stage = stage
         self._ordered = ordered
         self._edges = np.searchsorted(stage, np.arange(self.count + 1)).tolist()
+
+    def followed_by(self, other: Schedule) -> Schedule:
+        """This one, and then another one, which touches nothing of it."""
+        if not other.count or not self.count:
+            return self if self.count else other
+        stage = np.concatenate([self._stage, other._stage + self.count])
+        return Schedule(joined(self._columns, other._columns), stage, self._ordered + other._ordered)
 
     def moves(self, stage: int) -> list[Move]:
         """What a stage moves; one move may overlap itself."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from worldmove.delta.geometry import Flags, Geometry, Longs
 from worldmove.delta.matching import Matcher
-from worldmove.delta.moving import LIMITS, Limits, Schedule, schedule
+from worldmove.delta.moving import GPU_LIMITS, LIMITS, Limits, Schedule, schedule
 from worldmove.digest import LeafTable
 
 
@@ -38,9 +38,19 @@ class DeltaPlan:
 
 
 def make_plan(
-    geometry: Geometry, matcher: Matcher, theirs: LeafTable, settled: Flags, limits: Limits = LIMITS
+    geometry: Geometry, matcher: Matcher, theirs: LeafTable, settled: Flags, limits: Limits | None = None
 ) -> DeltaPlan:
-    """Plans a round; arguments as `Matcher.match` and `schedule`."""
+    """Plans a round; arguments as `Matcher.match` and `schedule`. `limits`: else those of each device."""
     targets, origins, missing = matcher.match(theirs, settled)
-    made = schedule(geometry, targets, origins, limits)
+    made = _ordered(geometry, targets, origins, limits)
     return DeltaPlan(targets, origins, made, missing, made.needed(geometry.count)[missing])
+
+
+def _ordered(geometry: Geometry, targets: Longs, origins: Longs, limits: Limits | None) -> Schedule:
+    on_gpu = geometry.on_gpu[targets]
+    if limits is not None or not on_gpu.any():
+        return schedule(geometry, targets, origins, limits or LIMITS)
+    if on_gpu.all():
+        return schedule(geometry, targets, origins, GPU_LIMITS)
+    first = schedule(geometry, targets[on_gpu], origins[on_gpu], GPU_LIMITS)
+    return first.followed_by(schedule(geometry, targets[~on_gpu], origins[~on_gpu], LIMITS))

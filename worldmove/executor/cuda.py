@@ -39,6 +39,7 @@ from worldmove.executor.messages import (
     Release,
     Reply,
     Request,
+    Shift,
 )
 from worldmove.executor.serving import options, prepare, run
 from worldmove.executor.signs import Waiting
@@ -131,6 +132,8 @@ class Desk:
                 self._begin(request, ())
             case Copy(call, pieces):
                 self._copies.append(Due(self._gpu.copy(pieces), call, tuple))
+            case Shift(call):
+                self._copies.append(Due(self._gpu.shift(request), call, tuple))
             case Fill(call):
                 self._kernels.append(Due(self._gpu.fill(request), call, tuple))
             case Allocate(call, nbytes):

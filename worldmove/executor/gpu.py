@@ -12,12 +12,13 @@ import numpy as np
 
 from worldmove.cuda.memory import Device, Window
 from worldmove.errors import TransportError, ValidationError
-from worldmove.executor.messages import CopyPiece, Digest, Fill, Land, Piece
+from worldmove.executor.messages import CopyPiece, Digest, Fill, Land, Piece, Shift
 from worldmove.ipc import map_shared
 from worldmove.kernels.leaf_digest_cuda import DigestPlan, LeafDigest
 from worldmove.kernels.pieces import make_pieces
 from worldmove.kernels.runs import make_runs
 from worldmove.kernels.runs_cuda import RunKernels
+from worldmove.kernels.shifts import Scratch, launches
 from worldmove.kernels.streams import DEFAULT_DIRECTION, Begun, begin_copies, begun
 from worldmove.manifest import DIGEST_BYTES
 
@@ -207,6 +208,29 @@ class Gpu:
                 raise ValidationError(f"{piece} overlaps itself", field="pieces")
             copies.append((source, target, piece.length))
         return begin_copies(self._runs, self._copying, copies)
+
+    def shift(self, request: Shift) -> Begun:
+        """Begins to copy piece after piece, each with what the ones before have left; raises as `copy`.
+
+        A piece may overlap itself. Kernels of one stream follow each other: launches that depend on none of
+        their own runs' order keep that of the pieces (`kernels.shifts`).
+        """
+        copies = [
+            (
+                self._at(piece.source_key, piece.source_offset, piece.length),
+                self._at(piece.key, piece.offset, piece.length, writable=True),
+                piece.length,
+            )
+            for piece in request.pieces
+        ]
+        room = None
+        if request.scratch is not None:
+            room = Scratch(self._at(*request.scratch, writable=True), request.scratch.nbytes)
+        with self._copying:
+            plans = self._runs.plans(launches(copies, room))
+            for plan in plans:
+                self._runs.copy(plan)
+        return begun(self._copying, plans)
 
     def fill(self, request: Fill) -> Begun:
         """Begins to set the bytes of every range; raises as `copy`."""

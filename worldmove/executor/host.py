@@ -53,7 +53,7 @@ class Bench:
                 self._detach(key)
             case Digest():
                 self._digest(request)
-            case Copy(_, pieces) | Shift(_, pieces):
+            case Copy(_, pieces) | Shift(_, pieces, _):
                 for piece in pieces:
                     target = self._view(piece.key, piece.offset, piece.length)
                     target[:] = self._view(piece.source_key, piece.source_offset, piece.length)

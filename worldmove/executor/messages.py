@@ -34,6 +34,18 @@ class Piece(NamedTuple):
         return -(-self.length // self.leaf_bytes)
 
 
+class Room(NamedTuple):
+    """Bytes of attached memory that are free to be used."""
+
+    key: int
+    offset: int
+    nbytes: int
+
+
+Order = bool | Room
+"""Whether copies depend on their order; a room says so, too, and is what a GPU may use meanwhile."""
+
+
 class CopyPiece(NamedTuple):
     """Bytes to copy: `length` bytes at `source_offset` of `source_key` go to `offset` of `key`."""
 
@@ -105,10 +117,14 @@ class Copy(msgspec.Struct, tag="copy", frozen=True):
 
 
 class Shift(msgspec.Struct, tag="shift", frozen=True):
-    """Copy within host memory, one piece after the other: it may read what the ones before have written."""
+    """Copy within one memory, one piece after the other: it may read what the ones before have written.
+
+    `scratch`: what a GPU may use meanwhile.
+    """
 
     call: int
     pieces: tuple[CopyPiece, ...]
+    scratch: Room | None = None
 
 
 class Land(msgspec.Struct, tag="land", frozen=True):

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from worldmove.errors import ManifestError, ProcessLostError, TransportError, ValidationError
+from worldmove.executor import messages as m
+from worldmove.executor import work
 from worldmove.executor.crew import Crew, EventSink, Memory, disown
 from worldmove.executor.jobs import Board, Job, Part
 from worldmove.executor.kinds import HOST, Kind
-from worldmove.executor.messages import Allocate, CopyPiece, Done, Measure, Piece, Prepare, Release, Request
+from worldmove.executor.messages import CopyPiece, Done, Order, Piece, Request
 from worldmove.executor.parts import part_size
 from worldmove.executor.process import STALL_S
-from worldmove.executor.work import copy_parts, digest_parts, fill_parts, hash_parts, land_parts, shift_parts
 from worldmove.manifest import DIGEST_BYTES
 from worldmove.shortage import shortage
 
@@ -107,7 +108,7 @@ class ExecutorPool:
     def release(self, key: int, *, begin: bool) -> None:
         """What is armed for page `key` and has not begun begins now, or not at all; never waits."""
         for executor in self._crew.alive():
-            self._crew.ask(executor, partial(Release, key=key, begin=begin))
+            self._crew.ask(executor, partial(m.Release, key=key, begin=begin))
 
     async def attach(
         self, fd: int, nbytes: int, *, writable: bool, device: bool = False, watched: bool = False
@@ -155,11 +156,11 @@ class ExecutorPool:
             ValidationError: these executors have no device.
             ProcessLostError: the executor died meanwhile.
         """
-        return (await self._ask(partial(Allocate, nbytes=nbytes), nbytes)).fds[0]
+        return (await self._ask(partial(m.Allocate, nbytes=nbytes), nbytes)).fds[0]
 
     async def measure(self) -> tuple[int, int]:
         """Free and total bytes of the device; raises as `allocate`."""
-        free, total = (await self._ask(Measure, 0)).sizes
+        free, total = (await self._ask(m.Measure, 0)).sizes
         return free, total
 
     async def _ask(self, make: Callable[[int], Request], nbytes: int) -> Done:
@@ -224,15 +225,15 @@ class ExecutorPool:
     def plan_digest(self, table: int, seed: int, pieces: Sequence[Piece]) -> list[Part]:
         """The parts of a `digest`, for `prepare` and `perform`; raises ValidationError as `digest`."""
         self._check_digest(table, pieces)
-        return digest_parts(table, seed, pieces, self._part_size(sum(piece.length for piece in pieces)))
+        return work.digest_parts(table, seed, pieces, self._part_size(sum(piece.length for piece in pieces)))
 
-    async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False, ordered: bool = False) -> None:
+    async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False, order: Order = False) -> None:
         """Copies memory. Within one piece of host memory, source and target may overlap.
 
         Args:
             pieces: copied in any order, several at once: none may touch what another one writes.
             urgent: as in `digest`.
-            ordered: host memory, one after the other: a piece may read what an earlier one has written.
+            order: one after the other: a piece may read what an earlier one has written, and overlap itself.
 
         Raises:
             ValidationError: a piece lies outside its memory, or its target is read-only.
@@ -240,7 +241,7 @@ class ExecutorPool:
         """
         self._check_copies(pieces)
         size = self._part_size(sum(piece.length for piece in pieces))
-        await self._run(shift_parts(pieces) if ordered else copy_parts(pieces, size), urgent=urgent)
+        await self._run(work.move_parts(pieces, size, order), urgent=urgent)
 
     def plan_land(
         self, copies: Sequence[CopyPiece], reads: Sequence[Piece], table: int, seed: int
@@ -258,14 +259,14 @@ class ExecutorPool:
         """
         self._check_digest(table, reads)
         self._check_copies(copies)
-        return land_parts(table, seed, copies, reads)
+        return work.land_parts(table, seed, copies, reads)
 
     async def prepare(self, parts: Sequence[Part]) -> None:
         """Has a GPU's executor get ready for what `parts` digest: it will be asked for soon."""
         if not self.arms:
             return
         answers = [
-            self._crew.ask(executor, partial(Prepare, pieces=tuple(part.pieces)))
+            self._crew.ask(executor, partial(m.Prepare, pieces=tuple(part.pieces)))
             for executor in self._crew.alive()
             for part in parts
         ]
@@ -303,7 +304,7 @@ class ExecutorPool:
         if not 0 <= byte <= 255:
             raise ValidationError(f"byte is {byte}; 0 to 255 are allowed", field="byte")
         size = self._part_size(sum(length for _, length in wanted))
-        await self._run(fill_parts(key, byte, wanted, size))
+        await self._run(work.fill_parts(key, byte, wanted, size))
 
     async def region_digests(
         self, table: int, ranges: Sequence[tuple[int, int]], *, urgent: bool = False
@@ -317,7 +318,7 @@ class ExecutorPool:
         for first, count in ranges:
             self._check(table, first * DIGEST_BYTES, count * DIGEST_BYTES)
         size = self._part_size(sum(count for _, count in ranges) * DIGEST_BYTES)
-        parts = hash_parts(table, ranges, size)
+        parts = work.hash_parts(table, ranges, size)
         await self._run(parts, urgent=urgent)
         return [digest for part in parts if part.done is not None for digest in part.done.digests]
 
@@ -382,13 +383,9 @@ class ExecutorPool:
         self._get(key).check(key, offset, length, writable=writable)
 
     def _check_digest(self, table: int, pieces: Sequence[Piece]) -> None:
-        room = self._get(table).nbytes
         for piece in pieces:
             self._check(piece.key, piece.offset, piece.length)
-            if piece.leaf_bytes <= 0 or piece.first_leaf < 0:
-                raise ValidationError(f"{piece} has an impossible leaf", field="pieces")
-            if (piece.first_leaf + piece.leaves) * DIGEST_BYTES > room:
-                raise ValidationError(f"{piece} lies outside a table of {room} bytes", field="pieces")
+        work.check_rows(pieces, self._get(table).nbytes)
 
     def _check_copies(self, pieces: Sequence[CopyPiece]) -> None:
         for piece in pieces:

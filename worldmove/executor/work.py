@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from worldmove.errors import ValidationError
 from worldmove.executor.jobs import Part
-from worldmove.executor.messages import Armed, Copy, CopyPiece, Digest, Fill, Hash, Land, Piece, Shift, Stop
+from worldmove.executor.messages import (
+    Armed,
+    Copy,
+    CopyPiece,
+    Digest,
+    Fill,
+    Hash,
+    Land,
+    Order,
+    Piece,
+    Room,
+    Shift,
+    Stop,
+)
 from worldmove.executor.parts import MAX_PART_PIECES, split_copy, split_digest, split_fill, split_ranges
 from worldmove.manifest import DIGEST_BYTES
 
@@ -26,6 +40,15 @@ def digest_parts(table: int, seed: int, pieces: Sequence[Piece], size: int) -> l
     ]
 
 
+def check_rows(pieces: Sequence[Piece], room: int) -> None:
+    """Raises ValidationError unless all leaves have rows in a table of `room` bytes."""
+    for piece in pieces:
+        if piece.leaf_bytes <= 0 or piece.first_leaf < 0:
+            raise ValidationError(f"{piece} has an impossible leaf", field="pieces")
+        if (piece.first_leaf + piece.leaves) * DIGEST_BYTES > room:
+            raise ValidationError(f"{piece} lies outside a table of {room} bytes", field="pieces")
+
+
 def copy_parts(pieces: Sequence[CopyPiece], size: int) -> list[Part]:
     """Copies, in parts of `size` bytes."""
     return [
@@ -38,12 +61,15 @@ def copy_parts(pieces: Sequence[CopyPiece], size: int) -> list[Part]:
     ]
 
 
-def shift_parts(pieces: Sequence[CopyPiece]) -> list[Part]:
-    """Copies that depend on their order: one part, which one executor does."""
-    if not pieces:
-        return []
-    keys = frozenset(key for piece in pieces for key in (piece.key, piece.source_key))
-    return [Part(partial(Shift, pieces=tuple(pieces)), keys, sum(piece.length for piece in pieces))]
+def move_parts(pieces: Sequence[CopyPiece], size: int, order: Order) -> list[Part]:
+    """Copies; where they depend on their order one part, which one executor does, else of `size` bytes."""
+    if not order or not pieces:
+        return copy_parts(pieces, size)
+    scratch = order if isinstance(order, Room) else None
+    keys = {key for piece in pieces for key in (piece.key, piece.source_key)}
+    keys |= {scratch.key} if scratch is not None else set()
+    request = partial(Shift, pieces=tuple(pieces), scratch=scratch)
+    return [Part(request, frozenset(keys), sum(piece.length for piece in pieces))]
 
 
 def land_parts(table: int, seed: int, copies: Sequence[CopyPiece], reads: Sequence[Piece]) -> list[Part]:

@@ -6,7 +6,7 @@ over NVLink) or pinned host memory, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import cupy
 import numpy as np
@@ -41,6 +41,19 @@ class RunKernels:
     def plan(self, runs: Runs) -> Records:
         """Brings runs to the device, for any number of launches; kept until the last is through."""
         return upload(runs, tile_total(runs))
+
+    def plans(self, launches: Iterable[Runs]) -> list[Records]:
+        """As `plan` for one launch after another, all brought to the device in one go."""
+        made = [runs for runs in launches if runs.size]
+        if not made:
+            return []
+        whole, at = upload(np.concatenate(made), 0), 0
+        found = []
+        for runs in made:
+            data = whole.data[at : at + runs.nbytes]
+            found.append(Records(data, runs.size, tile_total(runs)))
+            at += runs.nbytes
+        return found
 
     def copy(self, plan: Records, blocks: int | None = None) -> None:
         """Copies all runs, on the current stream.

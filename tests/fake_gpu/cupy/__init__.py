@@ -63,7 +63,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         return ndarray(self.array.view(kind), self)
 
     def __getitem__(self, item):
-        return self.array[item]
+        return ndarray(self.array[item], self) if isinstance(item, slice) else self.array[item]
 
     def __setitem__(self, item, value):
         self.array[item] = value.array if isinstance(value, ndarray) else value
@@ -115,8 +115,14 @@ def _compare(data, count, seed, wrong):
     wrong.array[0] += np.count_nonzero(there.view(np.uint8) != _words(count, seed).view(np.uint8))
 
 
+def _copy_runs(data, _count, _tiles):
+    runs = data.array.view(_runs.RUN)
+    # As on a device, where runs of one launch go on at once: the order in which they are given is no help.
+    _runs.copy_runs(runs[::-1])
+
+
 _KERNELS = {
-    "copy_runs": lambda data, _count, _tiles: _runs.copy_runs(data.array.view(_runs.RUN)),
+    "copy_runs": _copy_runs,
     "fill_runs": lambda data, _count, _tiles, value: _runs.fill_runs(data.array.view(_runs.RUN), int(value)),
     "write_words": _write,
     "compare_words": _compare,
