@@ -13,10 +13,22 @@ import pytest
 
 FAKE = Path(__file__).with_name("fake_gpu")
 ROOT = FAKE.parent.parent
+KINDS = ("sent", "copied", "kept")
+SHIFT = """
+import sys
+from worldmove.bench import delta
+from worldmove.cli.commands import app
+delta.PATTERNS = ("shift+sink",)
+app(["bench", "delta", "--json", *sys.argv[1:]])
+"""
+"""The command, with one of its patterns."""
 
 
 def bench(*arguments: str, program: tuple[str, ...] = ("-m", "worldmove", "bench")) -> Any:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FAKE), str(ROOT)])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(FAKE), str(ROOT)]),
+        "WORLDMOVE_DIRECT_MIN_GBPS": "0",  # no NVLink: what UCX falls back to is all there is
+    }
     return subprocess.run(
         [sys.executable, *program, *arguments], env=environment, capture_output=True, text=True, check=False
     )
@@ -42,9 +54,25 @@ def test_a_move_between_gpus_is_measured_beside_bare_copies() -> None:
     assert document["data_ms"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", ["local", "direct", "staged"])
+def test_what_a_cache_on_a_gpu_has_shifted_is_copied_there(path: str) -> None:
+    """Every byte that arrives is compared by the worker, in memory that was poisoned."""
+    answer = bench(
+        "--gpu", "--mb", "41", "--repeats", "1", "--block-ms", "200", "--path", path, program=("-c", SHIFT)
+    )
+    assert answer.returncode == 0, answer.stderr
+    document = json.loads(answer.stdout)
+    assert (document["path"], len(document["gpus"])) == (path, 2)
+    kinds = {row["pattern"]: [row[f"{kind}_fraction"] for kind in KINDS] for row in document["rows"]}
+    assert kinds["shift+sink"] == pytest.approx([3 / 21, 15 / 21, 3 / 21])
+
+
 def test_options_of_one_kind_of_memory_are_refused_for_the_other() -> None:
     assert bench("path", "--path", "local").returncode == 2
     assert bench("digest", "--gpu", "--executors", "2").returncode == 2
+    assert bench("delta", "--path", "direct").returncode == 2
 
 
 def test_one_call_writes_every_step_into_one_document(tmp_path: Path) -> None:

@@ -92,10 +92,10 @@ class Cache:
 
     def _write(self, region: Bytes, number: int, place: int, frame: int) -> None:
         words = region[place * self._frame : (place + 1) * self._frame].view(np.uint64)
-        np.bitwise_xor(self._noise, np.uint64(_mixed(number << 40 ^ (frame & 0xFFFFFFFF))), out=words)
+        np.bitwise_xor(self._noise, np.uint64(mixed(number << 40 ^ (frame & 0xFFFFFFFF))), out=words)
 
 
-def _mixed(value: int) -> int:
+def mixed(value: int) -> int:
     """SplitMix64: neighbouring numbers have nothing in common."""
     value = (value + 1) * _MIX[0] & _WORD
     value = (value ^ value >> 30) * _MIX[1] & _WORD

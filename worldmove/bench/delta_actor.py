@@ -82,7 +82,11 @@ def main(arguments: list[str]) -> None:
     """Runs until the parent ends it."""
     url, role, session, nbytes, parent, pattern, block_ms = arguments
     end_with_parent(int(parent))
-    stack = Stack(Worker(url), session, Cache(cast("Pattern", pattern), int(nbytes)), float(block_ms))
+    play(Stack(Worker(url), session, Cache(cast("Pattern", pattern), int(nbytes)), float(block_ms)), role)
+
+
+def play(stack: Stack, role: str) -> None:
+    """Lives as a world, or waits for one as a standby; and so on in turn."""
     world = stack.register() if role == "world" else stack.wait()
     while True:
         stack.live(world)

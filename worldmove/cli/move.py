@@ -35,6 +35,7 @@ class Path(StrEnum):
 
     auto = "auto"
     local = "local"
+    direct = "direct"
     staged = "staged"
 
 

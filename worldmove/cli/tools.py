@@ -200,21 +200,23 @@ def bench_delta(
         int | None, typer.Option(min=8, max=65536, show_default=False, help="Size of the state in MB.")
     ] = None,
     gate_rate: Annotated[
-        str | None, typer.Option(show_default=False, help="What a node lets in: 1Gbit, if left out.")
+        str | None, typer.Option(show_default=False, help="What a node lets in: 1Gbit; on GPUs no limit.")
     ] = None,
     block_ms: Annotated[
         float | None, typer.Option(min=1, max=60_000, show_default=False, help="How long a block takes.")
     ] = None,
     path: Annotated[
-        PathOption | None, typer.Option(show_default=False, help="staged, if left out, or local.")
+        PathOption | None,
+        typer.Option(show_default=False, help="staged, if left out, or local; with --gpu direct."),
     ] = None,
+    gpu: Gpu = False,
     repeats: Repeats = None,
     json: Json = False,
 ) -> None:
     """What a generating world's move sends, and how long it pauses, against a full resend in the same run."""
     way = None if path is None else path.value
-    if way == "auto":
-        raise typer.BadParameter("staged or local", param_hint="--path")
+    if way == "auto" or (way == "direct" and not gpu):
+        raise typer.BadParameter("staged, local, or direct with --gpu", param_hint="--path")
     _run(
         "worldmove.bench.delta",
         json=json,
@@ -222,6 +224,7 @@ def bench_delta(
         gate_rate=gate_rate,
         block_ms=block_ms,
         path=way,
+        gpu=gpu,
         repeats=repeats,
     )
 

@@ -56,6 +56,9 @@ class ndarray:  # noqa: N801 - CuPy's name
     def size(self):
         return self.array.size
 
+    def copy(self):
+        return ndarray(self.array.copy())
+
     def reshape(self, *shape):
         return ndarray(self.array.reshape(*shape), self)
 
