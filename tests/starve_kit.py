@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import shutil
+import sqlite3
 import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
@@ -106,3 +107,30 @@ def full(folder: Path) -> Iterator[None]:
         yield
     finally:
         stuffing.unlink()
+
+
+@contextlib.contextmanager
+def full_ledger(path: Path) -> Iterator[None]:
+    """The small disk of a ledger is full, and so is the room that its log had left: no write finds any.
+
+    The log can't start anew either, as long as somebody reads what stood in it before.
+    """
+    with contextlib.ExitStack() as stack:
+        reader, writer = (
+            stack.enter_context(contextlib.closing(sqlite3.connect(path, isolation_level=None)))
+            for _ in range(2)
+        )
+        writer.execute("CREATE TABLE stuffing (number INTEGER)")
+        stack.callback(writer.execute, "DROP TABLE stuffing")
+        writer.execute("INSERT INTO stuffing (number) VALUES (0)")
+        reader.execute("BEGIN")
+        reader.execute("SELECT number FROM stuffing").fetchone()
+        stack.enter_context(full(path.parent))
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            _write_on(writer)
+        yield
+
+
+def _write_on(writer: sqlite3.Connection) -> None:
+    while True:
+        writer.execute("UPDATE stuffing SET number = number + 1")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from fault_kit import Pair, Stage
-from fleet_kit import Actor, ActorError, Fleet, until
+from fleet_kit import ActorError, Fleet, until
 from refusal_kit import REGIONS
-from starve_kit import full, small_disk
+from starve_kit import full_ledger, small_disk
 
-from worldmove.errors import LedgerError
+LEDGER = "ledger.db"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def disk() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def stage(disk: Path) -> Iterator[Stage]:
-    options = ("--ledger", f"sqlite:///{disk / 'ledger.db'}", "--memory-limit", "64MB")
+    options = ("--ledger", f"sqlite:///{disk / LEDGER}", "--memory-limit", "64MB")
     with Fleet("A", "B", options=options) as fleet:
         yield Stage(fleet)
 
@@ -40,33 +40,20 @@ def pair(stage: Stage) -> Iterator[Pair]:
 def test_a_registration(pair: Pair, disk: Path) -> None:
     """Refused by name; what was registered before is there, and there is room again for the next one."""
     actor = pair.fleet.actor(pair.here)
-    left: list[str] = []
-    with full(disk):
-        with pytest.raises((ActorError, LedgerError), match="full") as refused:
-            _register_until_refused(pair, actor, left)
+    with full_ledger(disk / LEDGER):
+        with pytest.raises(ActorError, match="full") as refused:
+            actor.register(None, REGIONS)
         assert refused.value.code == "ledger"
         assert pair.at.client.session(pair.session).owner == pair.here
         pair.goes_on()
-    for session in left:
-        pair.at.client.end_session(session)
-        actor.ask("close")
     wanted = actor.register(None, REGIONS)["id"]
     pair.at.client.end_session(wanted)
     pair.dismiss(actor)
 
 
-def _register_until_refused(pair: Pair, actor: Actor, left: list[str]) -> None:
-    """The log has some room: which of the two writes is the first that finds none is not known."""
-    while True:
-        left.append(actor.register(None, REGIONS)["id"])
-        pair.at.client.end_session(left[-1])
-        left.clear()
-        actor.ask("close")
-
-
 def test_a_move_that_can_not_be_begun(pair: Pair, disk: Path) -> None:
     """Nobody knows whether its beginning was written; the world generates all the time."""
-    with full(disk):
+    with full_ledger(disk / LEDGER):
         move = pair.ask(live=False)
         for _ in range(3):
             pair.goes_on()
@@ -85,7 +72,7 @@ def test_a_move_that_can_not_be_committed(pair: Pair, disk: Path) -> None:
     pair.halt()
     move = pair.ask(live=False)
     pair.see(move, "pausing")
-    with full(disk):
+    with full_ledger(disk / LEDGER):
         pair.run()
         until(lambda: "verif" in pair.at.client.migration(move).state or _over(pair, move), "it is verified")
         assert pair.at.client.session(pair.session).owner == pair.here
