@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,9 +33,11 @@ from worldmove.transport import framing
 from worldmove.transport import pool as lane_pool
 from worldmove.transport.framing import Kind
 from worldmove.transport.handshake import introduce
+from worldmove.transport.lane_process import MAX_CALLERS
 from worldmove.transport.pool import LanePool, LaneRegion, mint_token
 from worldmove.transport.table import RegionTable
-from worldmove.transport.ucx_transport import UcxTransport
+from worldmove.transport.ucx_connection import UcxConnection
+from worldmove.transport.ucx_transport import MAX_GREETING, UcxTransport
 
 
 @pytest.fixture
@@ -172,6 +177,74 @@ async def test_a_silent_stranger_is_turned_away_and_does_not_block(pool: LanePoo
         await giver.release()
     finally:
         await transport.close()
+
+
+@pytest.mark.parametrize("mute", [False, True], ids=["greeted", "mute"])
+async def test_strangers_who_say_nothing_do_not_touch_a_move(pool: LanePool, *, mute: bool) -> None:
+    """More than a lane takes, before the right lane calls and after: nobody is kept out or ended."""
+    source, destination = Arena(MB, 1), Arena(MB)
+    transport = UcxTransport()
+    strangers: list[UcxConnection] = []
+
+    async def crowd(port: int, count: int) -> None:
+        for _ in range(count):
+            if mute:
+                strangers.append(transport.adopt(transport.worker.connect("127.0.0.1", port)))
+            else:
+                strangers.append(await transport.connect("127.0.0.1", port, 5.0))
+
+    giver = await pool.lease(MOVE, [(source.fd, MB)], whole(source), writable=False)
+    token = mint_token()
+    await giver.serve(token)
+    await crowd(giver.port, MAX_GREETING + 1 if mute else MAX_CALLERS + 1)
+    taker = await pool.lease(MOVE, [(destination.fd, MB)], whole(source), writable=True)
+    await taker.connect("127.0.0.1", giver.port, token, 5000)
+    await crowd(taker.port, 3)
+    if not mute:
+        for stranger in strangers:  # those who were there before the token was used time out after that
+            with pytest.raises(TransportError):
+                await stranger.receive()
+    assert await taker.pull([Span(0, 0, MB)]) == MB
+    assert np.array_equal(source.bytes, destination.bytes)
+    await taker.release()
+    await giver.release()
+    assert not giver.lost.done()
+    await transport.close()
+
+
+@pytest.mark.parametrize("words", [b"", bytes(4096), b"\xff" * 4096, b"GET / HTTP/1.1\r\n\r\n"])
+async def test_strangers_who_do_not_speak_ucx_do_not_touch_a_move(pool: LanePool, words: bytes) -> None:
+    """At every port that UCX has opened: where it is called, and where its own connections come in."""
+    source, destination = Arena(8 * MB, 1), Arena(8 * MB)
+    giver, taker = await lease_pair(pool, source, destination, whole(source))
+    with ExitStack() as stack:
+        for address in (*listening(giver.pid), *listening(taker.pid)):
+            for _ in range(20):
+                stranger = stack.enter_context(socket.create_connection(address))
+                with suppress(ConnectionError):
+                    stranger.sendall(words)
+        for _ in range(4):
+            assert await taker.pull([Span(0, 0, 8 * MB)]) == 8 * MB
+    assert await taker.pull([Span(0, 0, 8 * MB)]) == 8 * MB
+    assert np.array_equal(source.bytes, destination.bytes)
+    await taker.release()
+    await giver.release()
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """The TCP addresses (IPv4) at which a process can be reached from here."""
+    links = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            links.add(str(entry.readlink()))
+    found = []
+    for fields in map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:]):
+        host, port = fields[1].split(":")
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
+            address = socket.inet_ntoa(bytes.fromhex(host)[::-1])
+            found.append(("127.0.0.1" if address == "0.0.0.0" else address, int(port, 16)))
+    assert len(found) > 1
+    return found
 
 
 async def test_a_caller_with_the_token_that_breaks_the_rules_is_cut(pool: LanePool) -> None:

@@ -46,6 +46,7 @@ from worldmove.transport.lane_messages import (
     Staged,
     Wanted,
 )
+from worldmove.transport.lobby import Lobby
 from worldmove.transport.packing import Gauge
 from worldmove.transport.sides import Asks, Side
 from worldmove.transport.slots import RingShape, Rows
@@ -54,7 +55,7 @@ from worldmove.transport.table import LaneRegion
 from worldmove.transport.ucx_transport import UcxTransport
 
 MAX_CALLERS = 16
-"""Callers that may be introducing themselves at once; more are turned away."""
+"""Callers that may be introducing themselves at once; for one more the first of them is turned away."""
 
 
 class LaneProcess:
@@ -87,7 +88,7 @@ class LaneProcess:
         self._device = device
         self._extents: list[Any] = []
         self._lease: Held | None = None
-        self._callers: set[asyncio.Task[None]] = set()
+        self._callers = Lobby(MAX_CALLERS)
         self._pulls: set[asyncio.Task[None]] = set()
         self._wants = 0
         self._cpus = os.sched_getaffinity(0)
@@ -292,13 +293,7 @@ class LaneProcess:
 
     async def _accept(self, listener: Any) -> None:
         while True:
-            connection = await listener.accept()
-            if len(self._callers) >= MAX_CALLERS:
-                connection.abort()
-                continue
-            task = asyncio.create_task(self._examine(connection))
-            self._callers.add(task)
-            task.add_done_callback(self._callers.discard)
+            self._callers.take(self._examine(await listener.accept()))
 
     async def _examine(self, connection: Connection) -> None:
         """Lets in the one caller that this lease waits for; anyone else is turned away."""
@@ -306,7 +301,7 @@ class LaneProcess:
         if lease is None or lease.token is None:
             connection.abort()
             return
-        token = lease.token
+        token, known = lease.token, False
         try:
             async with asyncio.timeout(self._stall):
                 theirs = await examine(connection, token, lease.move_id)
@@ -314,15 +309,20 @@ class LaneProcess:
                 if self._lease is not lease or lease.token is None:
                     connection.abort()
                     return
-                lease.token = None
+                lease.token, known = None, True
+                self._callers.know()
                 await welcome(connection, token, lease.move_id, lease.table, theirs)
             gauge = await self._side.oblige(connection, self._stall)
         except (TransportError, DeadlineError, TimeoutError) as error:
             connection.abort()
-            if lease.token is None and self._lease is lease and not self._over.done():
+            # What a stranger does, or doesn't do, is no failure of the lease.
+            if known and self._lease is lease and not self._over.done():
                 late = DeadlineError("the other lane did not finish its introduction in time")
                 self._over.set_exception(error if isinstance(error, WorldMoveError) else late)
             return
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
         if self._lease is not lease:
             connection.abort()
             return

@@ -14,9 +14,11 @@ from typing import Any
 
 from worldmove.errors import ConnectionLostError, DeadlineError, TransportError
 from worldmove.transport import ucx
+from worldmove.transport.lobby import Lobby
 from worldmove.transport.ucx_connection import Pending, UcxConnection
 
 MAX_GREETING = 64
+"""Callers that have not greeted yet; for one more the first of them is turned away."""
 BURST = 16
 """Steps of progress before the event loop gets its turn."""
 TICK = 1.0
@@ -38,7 +40,7 @@ class UcxListener:
     def __init__(self, transport: UcxTransport) -> None:
         self._transport = transport
         self._ready: asyncio.Queue[UcxConnection] = asyncio.Queue()
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._greeting = Lobby(MAX_GREETING)
         self._listener, self.port = transport.worker.listen(self._on_call)
 
     async def accept(self) -> UcxConnection:
@@ -48,18 +50,14 @@ class UcxListener:
     async def close(self) -> None:
         """See `Listener.close`."""
         self._listener = None
-        for task in tuple(self._greeting):
-            task.cancel()
-        await asyncio.gather(*self._greeting, return_exceptions=True)
+        await self._greeting.close()
 
     def _on_call(self, endpoint: Any) -> None:
         connection = self._transport.adopt(endpoint)
-        if len(self._greeting) + self._ready.qsize() >= MAX_GREETING or self._listener is None:
+        if self._ready.qsize() >= MAX_GREETING or self._listener is None:
             asyncio.get_running_loop().call_soon(connection.abort)
-            return
-        task = asyncio.get_running_loop().create_task(self._greet(connection))
-        self._greeting.add(task)
-        task.add_done_callback(self._greeting.discard)
+        else:
+            self._greeting.take(self._greet(connection))
 
     async def _greet(self, connection: UcxConnection) -> None:
         try:
