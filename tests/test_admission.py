@@ -105,20 +105,6 @@ def test_rounds_that_would_not_end_in_time_end_early_where_the_pause_may_bring_a
     assert judge(hasty, there).condition == "deadline", "all of it does not fit this pause"
 
 
-def test_a_world_that_can_wait_for_nobody_has_the_receiver_alone() -> None:
-    promises = Promises()
-    there, tight = supply(source_digest=None, destination_digest=None), demand(horizon_s=0.02)
-    assert promises.admit("tight", tight, there, 0.0).admissible
-    beside = promises.judge(demand(), there, 1.0)
-    assert (beside.admissible, beside.code) == (False, "gate-full")
-    assert "can't wait" in str(beside.reason)
-    assert beside.retry_after_s == pytest.approx(10 - 0.05 - 0.1 - 0.005 - 1.0)
-    promises.drop("tight")
-    assert promises.admit("patient", demand(), there, 1.0).admissible
-    refused = promises.judge(tight, there, 1.0)
-    assert (refused.code, refused.condition) == ("gate-full", "pause")
-
-
 def test_where_few_may_stand_at_once_each_counts_what_it_keeps_others_from() -> None:
     """One at a time, a block apart: the line would carry forty times as many."""
     asked = demand(state_bytes=5 * MB, block_s=2.0, horizon_s=0.06, dirty_rate=0.1 * MB, deadline_s=100.0)

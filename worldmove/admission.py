@@ -5,8 +5,8 @@ With S bytes of state, d bytes to send per second of generating, D the deadline,
 
 * it converges: `B_eff > d`; or all of the state can go while the world stands, after two rounds for nothing,
 * the pause fits: `S/V_source + delta/B + S/V_destination + commit + resume + blocked <= H`. A pausing move
-  has the whole line, so B is `min(path, egress, line)`; `delta` is what the last live round leaves behind,
-  and what is dirtied while another world has its turn to stop,
+  has the whole line, so B is `min(path, egress, line)`; `delta` is what the last live round leaves behind;
+  where a world has waited for others, so that more is left than fits, it is copied once more,
 * the whole fits: `open + (S + delta)/(B_eff - d) + turn + block + the rest of the pause <= D`; a world stops
   at its next boundary, a block later at most, and once others that go before have gone on.
 
@@ -117,7 +117,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         pause: what the pause takes.
         span_s: within which all of its bytes have to come.
         turn_s: how long others that want to stop may have to wait for this one.
-        bears_s: how long its world may have to wait for others, so that what it dirties fits the pause.
         reserved_bytes: what the line may have to bring for it in that time, or to rest for.
     """
 
@@ -126,7 +125,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: float
     span_s: float
     turn_s: float
-    bears_s: float
     code: str | None = None
     condition: Condition | None = None
     reason: str | None = None
@@ -143,16 +141,14 @@ def pause_of(demand: Demand, supply: Supply, delta_bytes: float | None = None) -
     Args:
         demand: the move.
         supply: what there is.
-        delta_bytes: what is left to send. `None`: what is dirtied in a block, during the last live round's
-            digest and while others have their turn, and what is dirtied while that is sent, and so on:
-            `d (block + S/V_source + turn) / (1 - d/B)`.
+        delta_bytes: what is left to send. `None`: what is dirtied in a block and during the last live round's
+            digest, and what is dirtied while that is sent, and so on: `d (block + S/V_source) / (1 - d/B)`.
     """
     whole, rate = float(demand.state_bytes), supply.full_rate
     source_s = whole / _or_inf(supply.source_digest)
     if delta_bytes is None:
         dirty = demand.dirties
-        while_s = demand.block_s + source_s + supply.turn_s
-        series = dirty * while_s / (1 - dirty / rate) if dirty < rate else whole
+        series = dirty * (demand.block_s + source_s) / (1 - dirty / rate) if dirty < rate else whole
         delta_bytes = min(whole, series) if demand.live else whole
     return Pause(
         delta_bytes=delta_bytes,
@@ -254,21 +250,12 @@ def _judge_as(demand: Demand, supply: Supply, share: float, pause: Pause, *, con
         reserved_bytes=(copied + dirty * max(span_s, 0.0)) / used,
         span_s=span_s,
         turn_s=demand.block_s + pause.total_s,
-        bears_s=_bears(demand, supply, pause, dirty),
     )
 
 
 def _fitting(demand: Demand, supply: Supply, pause: Pause) -> float:
     """Bytes that a pause may bring within the horizon."""
     return (demand.horizon_s - (pause.total_s - pause.send_s)) * supply.full_rate
-
-
-def _bears(demand: Demand, supply: Supply, pause: Pause, dirty: float) -> float:
-    """`pause_of` the other way round: the longest turn of others at which the pause fits."""
-    most = _fitting(demand, supply, pause)
-    if not dirty or not most < demand.state_bytes:
-        return inf
-    return max(most * (1 - dirty / supply.full_rate) / dirty - demand.block_s - pause.source_s, 0.0)
 
 
 def _used(demand: Demand, supply: Supply, pause: Pause, copied: float) -> float:

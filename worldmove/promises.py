@@ -18,7 +18,7 @@ class Promise(msgspec.Struct, kw_only=True):
     """One admitted move: bytes that it may still have to send until `deadline` (seconds, the caller's clock).
 
     `pause_bytes` of them are sent while its world stands, ahead of moves with an earlier deadline; others may
-    have to wait for `turn_s` until they may stop their worlds, and it can wait for others for `bears_s`.
+    have to wait for `turn_s` until they may stop theirs.
     """
 
     name: str
@@ -26,7 +26,6 @@ class Promise(msgspec.Struct, kw_only=True):
     left: float
     pause_bytes: float
     turn_s: float
-    bears_s: float
 
 
 class Promises:
@@ -44,20 +43,7 @@ class Promises:
         turn_s = max((one.turn_s for one in self._order), default=0.0)
         supply = msgspec.structs.replace(supply, turn_s=turn_s)
         due = now + span_of(demand, supply)
-        share = inf if supply.line is None else self.share(supply.line, due, now)
-        return self._beside(judge(demand, supply, share), demand, supply, now)
-
-    def _beside(self, verdict: Verdict, demand: Demand, supply: Supply, now: float) -> Verdict:
-        """The same, unless a world would have to wait for this one's turn for longer than its pause bears."""
-        hasty = [one for one in self._order if one.bears_s < verdict.turn_s]
-        if not verdict.admissible or not hasty:
-            return verdict
-        until = max(one.deadline for one in hasty)
-        return msgspec.structs.replace(
-            judge(demand, supply, 0.0),
-            reason=f"a world under way can't wait {verdict.turn_s * 1000:.0f} ms for the pause of another",
-            retry_after_s=max(until - now, 0.0),
-        )
+        return judge(demand, supply, inf if supply.line is None else self.share(supply.line, due, now))
 
     def admit(self, name: str, demand: Demand, supply: Supply, now: float) -> Verdict:
         """As `judge`; an admissible move gets its promise."""
@@ -75,17 +61,12 @@ class Promises:
                 left=verdict.reserved_bytes,
                 pause_bytes=verdict.pause.delta_bytes,
                 turn_s=verdict.turn_s,
-                bears_s=verdict.bears_s,
             )
         )
 
     def owe(self, name: str, nbytes: float, deadline: float, pause_bytes: float = 0.0) -> None:
         """As `promise`, for so many bytes, of a move that neither waits nor is waited for."""
-        self._put(
-            Promise(
-                name=name, deadline=deadline, left=nbytes, pause_bytes=pause_bytes, turn_s=0.0, bears_s=inf
-            )
-        )
+        self._put(Promise(name=name, deadline=deadline, left=nbytes, pause_bytes=pause_bytes, turn_s=0.0))
 
     def _put(self, one: Promise) -> None:
         self.drop(one.name)
