@@ -160,6 +160,24 @@ def test_a_verdict_holds_what_it_says(asked: Demand, there: Supply, share: float
         assert (verdict.retry_after_s is not None) == (verdict.code == "gate-full")
 
 
+def test_a_turn_that_is_cut_in_two_is_counted_once() -> None:
+    """Small worlds stand together; a large one, between them by deadline, stands alone."""
+    there = Supply(line=100.0 * MB)
+    small = demand(live=False, state_bytes=MB, horizon_s=0.25, block_s=0.2)
+    large = demand(live=False, state_bytes=20 * MB, horizon_s=0.25, block_s=0.2)
+    alone = {asked: Promises().admit("alone", asked, there, 0.0).reserved_bytes for asked in (small, large)}
+
+    def counted(*arrivals: Demand) -> list[bool]:
+        promises = Promises()
+        found = [promises.admit(str(n), one, there, 0.0) for n, one in enumerate(arrivals)]
+        pairs = zip(arrivals, found, strict=True)
+        return [each.reserved_bytes > alone[one] * 1.01 for one, each in pairs]
+
+    assert counted(small, small) == counted(large, large) == [False, False]
+    assert counted(small, large, large, small) == [False, True, True, False]
+    assert counted(large, large, small, small) == [False, False, True, False]
+
+
 def test_promises_leave_a_share() -> None:
     promises = Promises()
     assert promises.share(100.0, 10.0, 0.0) == 100.0

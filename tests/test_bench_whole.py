@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from worldmove.bench import boundary, delta, path
+from worldmove.bench import boundary, delta, path, receive
 from worldmove.bench.nodes import running_nodes
 from worldmove.client import AsyncClient
 from worldmove.errors import NoMemoryError, ProcessLostError
@@ -38,6 +38,19 @@ def test_path_refuses_what_memory_cannot_hold() -> None:
     with pytest.raises(NoMemoryError) as caught:
         path.run(gb=100_000)
     assert caught.value.details["required_bytes"] > caught.value.details["available_bytes"]
+
+
+def test_a_receiver_is_measured_with_and_without_gate_and_with_digests_in_its_path(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert receive.run(gb=0.02, repeats=1, senders=2, inline=True, json=True) == 0
+    result = json.loads(capsys.readouterr().out)
+    rates = [result[f"{way}_gbps"] for way in ("open", "gated", "scheduled", "inline")]
+    assert min(rates) > 0
+    assert result["gate_overhead"] == pytest.approx(1 - rates[1] / rates[0])
+    assert result["batch_ms_p99"].keys() == {"open", "gated", "scheduled", "inline"}
+    assert (result["senders"], result["moves"]) == (2, 1000)
+    assert 0 < result["verdict_ms_p50"] <= result["verdict_ms_p99"]
 
 
 def test_delta_moves_a_world_that_generates(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from worldmove.granting.bucket import Bucket
+from worldmove.granting.meter import Epoch
 from worldmove.granting.pace import Pace
 from worldmove.granting.policy import Member, Policy, Request
 
@@ -190,6 +191,20 @@ def test_a_request_larger_than_the_bound_is_granted_alone() -> None:
     assert gate.due(0.0) == ([], None), "nothing overtakes"
     gate.landed(out, 0.1)
     assert names(gate.due(0.1)[0]) == ["large"]
+
+
+def test_a_sender_that_was_held_up_says_nothing_about_the_line() -> None:
+    epochs: list[Epoch] = []
+    gate = Policy(Bucket(None, 1), Pace(), lambda epoch, _now: epochs.append(epoch), patience_s=1.0)
+    member, now = gate.join("m", "A"), 0.0
+    for took in (0.08, 5.0, 0.08, 0.08):  # stopped for five seconds, and then it went on
+        gate.ask(member, gate.pace.window)
+        ((request,), _) = gate.due(now)
+        now += took
+        gate.landed(request, now)
+    (epoch,) = epochs
+    assert epoch.seconds < 1
+    assert epoch.nbytes == 2 * gate.pace.window
 
 
 def test_grants_that_stay_out_are_named() -> None:

@@ -145,7 +145,7 @@ def test_whatever_is_taken_on_meets_its_horizon_and_its_deadline(
             "dirty": dirty or 0.0,
             "horizon_ms": horizon,
             "deadline_ms": deadline,
-            "block_ms": block if dirty is not None else block / 20,
+            "block_ms": block,
             "arrivals": arrivals,
             "into": into,
             "state": ["5MB", "40MB"],

@@ -62,6 +62,8 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
         resume_s: until the standby may generate.
         blocked_s: until the grants that are out already have landed.
         turn_s: until others' worlds that have their turn to stop have stopped, and go on.
+        cuts: how many turns in which several worlds would stand together are cut in two by this move, or cut
+            one of which it is part, by worlds that can only stand alone.
     """
 
     path: float | None = None
@@ -74,6 +76,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
     resume_s: float = 0.0
     blocked_s: float = 0.0
     turn_s: float = 0.0
+    cuts: int = 0
 
     @property
     def full_rate(self) -> float:
@@ -117,6 +120,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         pause: what the pause takes.
         span_s: within which all of its bytes have to come.
         turn_s: how long others that want to stop may have to wait for this one.
+        together: how many such worlds may stand at once.
         reserved_bytes: what the line may have to bring for it in that time, or to rest for.
     """
 
@@ -125,6 +129,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: float
     span_s: float
     turn_s: float
+    together: int
     code: str | None = None
     condition: Condition | None = None
     reason: str | None = None
@@ -194,6 +199,11 @@ def span_of(demand: Demand, supply: Supply) -> float:
     return demand.deadline_s - (supply.open_s + turn_s + demand.block_s + pause.total_s)
 
 
+def together(demand: Demand, supply: Supply) -> int:
+    """How many such worlds may stand at once."""
+    return _together(demand, _longest(demand, supply, pause_of(demand, supply)))
+
+
 def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
     """In rounds, until little is left; if that takes too long, the world may stop for all of its state."""
     found = _judge_as(demand, supply, share, pause_of(demand, supply), converges=True)
@@ -208,7 +218,8 @@ def _judge_as(demand: Demand, supply: Supply, share: float, pause: Pause, *, con
     dirty = demand.dirties if converges else 0.0
     whole, span_s = float(demand.state_bytes), span_of(demand, supply)
     copied = (whole if converges else ROUNDS * whole) + pause.delta_bytes if demand.live else whole
-    used = _used(demand, supply, pause, copied)
+    longest = _longest(demand, supply, pause)
+    used = _used(demand, supply, longest, copied)
     rate = min(supply.full_rate, share * used, _least(supply.source_digest, supply.destination_digest))
     needed = copied / span_s + dirty if span_s > 0 else inf
     total_s = demand.deadline_s - span_s + (copied / (rate - dirty) if rate > dirty else inf)
@@ -250,43 +261,61 @@ def _judge_as(demand: Demand, supply: Supply, share: float, pause: Pause, *, con
         reserved_bytes=(copied + dirty * max(span_s, 0.0)) / used,
         span_s=span_s,
         turn_s=demand.block_s + pause.total_s,
+        together=_together(demand, longest),
     )
 
 
-def _fitting(demand: Demand, supply: Supply, pause: Pause) -> float:
-    """Bytes that a pause may bring within the horizon."""
-    return (demand.horizon_s - (pause.total_s - pause.send_s)) * supply.full_rate
+def _longest(demand: Demand, supply: Supply, pause: Pause) -> Pause:
+    """The pause with as much to send as is dirtied while the move waits for its turn, up to what fits it."""
+    if not demand.live:
+        return pause
+    fitting = (demand.horizon_s - (pause.total_s - pause.send_s)) * supply.full_rate
+    most = min(fitting, float(demand.state_bytes))
+    return pause_of(demand, supply, max(most, pause.delta_bytes))
 
 
-def _used(demand: Demand, supply: Supply, pause: Pause, copied: float) -> float:
+def _used(demand: Demand, supply: Supply, longest: Pause, copied: float) -> float:
     """The share of the line that such moves can use.
 
     Where all of the state goes while worlds stand, the line rests until worlds are at their boundaries. Moves
-    that copy fill that time; but no more of them end than may stand in turn, with as much as is dirtied while
-    they wait for that. So each counts at least what it would if it were stopped with all that fits its pause.
+    that copy fill that time; but no more of them end than may stand in turn: each counts at least what it
+    would if it were stopped with all that fits its pause.
     """
-    if not demand.live:
-        return 1.0 if pause.work_s < LEAST_WORK_S else 1 / (1 + _rests(demand, pause))
-    most = min(_fitting(demand, supply, pause), float(demand.state_bytes))
-    longest = pause_of(demand, supply, max(most, pause.delta_bytes))
     if longest.work_s < LEAST_WORK_S or isinf(supply.full_rate):
         return 1.0
-    return copied / max(copied, longest.work_s * (1 + _rests(demand, longest)) * supply.full_rate)
+    turn_s = supply.cuts * _rest_s(demand, longest, 1)
+    if not demand.live:
+        return copied / (copied * (1 + _rests(demand, longest)) + turn_s * supply.full_rate)
+    turn_s += longest.work_s * (1 + _rests(demand, longest))
+    return copied / max(copied, turn_s * supply.full_rate)
+
+
+def _together(demand: Demand, pause: Pause) -> int:
+    """How many worlds are told to stop at once (`granting.pauses`).
+
+    Their work keeps the receiver for about a block, and each of them is done in time.
+    """
+    if pause.work_s < LEAST_WORK_S:
+        return 1
+    room = max(demand.horizon_s - (pause.total_s - pause.work_s), pause.work_s)
+    return max(int(min(room, demand.block_s + pause.work_s) / pause.work_s), 1)
 
 
 def _rests(demand: Demand, pause: Pause) -> float:
-    """How long nobody stands, by how long the receiver works for those who do.
+    """How long nobody stands, by how long the receiver works for those who do."""
+    worlds = _together(demand, pause)
+    return _rest_s(demand, pause, worlds) / (worlds * pause.work_s)
 
-    `n` worlds are told to stop whose work keeps the receiver for about a block (`granting.pauses`), and it
-    rests until the first of them is at its boundary: `block / (n + 1)` on average of evenly spread
-    boundaries, with no larger a deviation. Counted are the average of all turns until the deadline and three
-    deviations, at most a block for each.
+
+def _rest_s(demand: Demand, pause: Pause, worlds: int) -> float:
+    """How long the receiver rests until the first of so many worlds is at its boundary.
+
+    That is `block / (n + 1)` on average of evenly spread boundaries, with no larger a deviation. Counted are
+    the average of all turns until the deadline and three deviations, at most a block for each.
     """
-    room = max(demand.horizon_s - (pause.total_s - pause.work_s), pause.work_s)
-    worlds = max(int(min(room, demand.block_s + pause.work_s) / pause.work_s), 1)
-    together, mean = worlds * pause.work_s, demand.block_s / (worlds + 1)
-    turns = max(demand.deadline_s / (together + mean), 1.0)
-    return min(mean * (1 + 3 / sqrt(turns)), demand.block_s) / together
+    mean = demand.block_s / (worlds + 1)
+    turns = max(demand.deadline_s / (worlds * pause.work_s + mean), 1.0)
+    return min(mean * (1 + 3 / sqrt(turns)), demand.block_s)
 
 
 def _failed(demand: Demand, pause: Pause, total_s: float, *, converges: bool) -> Condition | None:

@@ -130,7 +130,7 @@ class Gate:
                 raise ConfigError(f"the gate's {name} must be above 0, not {value}", option=name)
         self._bucket = Bucket(rate_bytes_per_s, burst_bytes)
         self.pace = Pace(senders, outstanding_bytes or MOST_WINDOW, still=open_to_all)
-        self._policy = Policy(self._bucket, self.pace, on_epoch)
+        self._policy = Policy(self._bucket, self.pace, on_epoch, patience_s=patience_s)
         self._patience = patience_s
         self._passes: dict[Member, Pass] = {}
         self._futures: dict[int, asyncio.Future[None]] = {}

@@ -11,21 +11,24 @@ from math import inf
 
 import msgspec
 
-from worldmove.admission import Demand, Supply, Verdict, judge, span_of
+from worldmove.admission import Demand, Supply, Verdict, judge, span_of, together
 
 
 class Promise(msgspec.Struct, kw_only=True):
     """One admitted move: bytes that it may still have to send until `deadline` (seconds, the caller's clock).
 
     `pause_bytes` of them are sent while its world stands, ahead of moves with an earlier deadline; others may
-    have to wait for `turn_s` until they may stop theirs.
+    have to wait for `turn_s` until they may stop theirs. `together` worlds like it may stand at once;
+    where that is one, `cuts` says that somebody has counted that it cuts a turn of others in two.
     """
 
     name: str
     deadline: float
     left: float
     pause_bytes: float
-    turn_s: float
+    turn_s: float = 0.0
+    together: int = 0
+    cuts: bool = False
 
 
 class Promises:
@@ -41,9 +44,15 @@ class Promises:
     def judge(self, demand: Demand, supply: Supply, now: float) -> Verdict:
         """The verdict on a move that is asked for at `now`; promises nothing."""
         turn_s = max((one.turn_s for one in self._order), default=0.0)
-        supply = msgspec.structs.replace(supply, turn_s=turn_s)
+        supply = msgspec.structs.replace(supply, turn_s=turn_s, cuts=self._cuts(demand, supply))
         due = now + span_of(demand, supply)
         return judge(demand, supply, inf if supply.line is None else self.share(supply.line, due, now))
+
+    def _cuts(self, demand: Demand, supply: Supply) -> int:
+        """Turns that are cut in two where worlds that stand together meet such that stand alone."""
+        if together(demand, supply) == 1:
+            return int(any(one.together > 1 for one in self._order))
+        return sum(one.together == 1 and not one.cuts for one in self._order)
 
     def admit(self, name: str, demand: Demand, supply: Supply, now: float) -> Verdict:
         """As `judge`; an admissible move gets its promise."""
@@ -54,6 +63,11 @@ class Promises:
 
     def promise(self, name: str, verdict: Verdict, now: float) -> None:
         """Takes what a verdict of `now` reserves into the books, in place of what its name had."""
+        together = verdict.together
+        crowd = any(one.together > 1 for one in self._order)
+        if together > 1:
+            for one in self._order:
+                one.cuts = True
         self._put(
             Promise(
                 name=name,
@@ -61,12 +75,14 @@ class Promises:
                 left=verdict.reserved_bytes,
                 pause_bytes=verdict.pause.delta_bytes,
                 turn_s=verdict.turn_s,
+                together=together,
+                cuts=together == 1 and crowd,
             )
         )
 
     def owe(self, name: str, nbytes: float, deadline: float, pause_bytes: float = 0.0) -> None:
         """As `promise`, for so many bytes, of a move that neither waits nor is waited for."""
-        self._put(Promise(name=name, deadline=deadline, left=nbytes, pause_bytes=pause_bytes, turn_s=0.0))
+        self._put(Promise(name=name, deadline=deadline, left=nbytes, pause_bytes=pause_bytes))
 
     def _put(self, one: Promise) -> None:
         self.drop(one.name)

@@ -92,6 +92,7 @@ class Policy:
         pace: bounds senders and bytes.
         on_epoch: told every measured epoch and the time.
         most_bytes: bytes out at once at most, whatever `pace` finds; `None`: no further bound.
+        patience_s: a grant that was out for longer was held up by its sender: no word about the line.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Policy:
         on_epoch: Callable[[Epoch, float], None] | None = None,
         *,
         most_bytes: int | None = None,
+        patience_s: float = inf,
     ) -> None:
         self.bucket = bucket
         self.pace = pace
@@ -108,6 +110,7 @@ class Policy:
         self.granted = 0
         self.waiting = 0
         self._most = most_bytes
+        self._patience = patience_s
         self._meter = Meter()
         self._numbers = 0
         self._order: list[tuple[Key, Member]] = []
@@ -209,6 +212,9 @@ class Policy:
         if request.settled:
             return
         self._return(request)
+        if request.granted_at is not None and now - request.granted_at > self._patience:
+            self._meter.broken(self._senders, now, full=self._full)
+            return
         epoch = self._meter.landed(request.nbytes, now, full=self._full)
         if epoch is not None:
             self.on_epoch(epoch, now)
