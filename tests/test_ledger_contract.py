@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ledger_kit import ROOT, Ledgers, move_ref, node_info, receipt, session
@@ -31,6 +32,7 @@ from worldmove.ledger.records import (
     fate,
     reclaim,
     release,
+    resolve,
     retake,
     update,
 )
@@ -140,6 +142,32 @@ async def test_settle_before_the_beginning_and_a_late_beginning_loses(ledgers: L
     with pytest.raises(ProtocolError, match="used before"):
         await source.swap(settled, begin(settled, move_ref(a, b)))
     await source.swap(settled, begin(settled, move_ref(a, b, "move-2")))
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        {"block": 4},
+        {"revision": 2},
+        {"endpoint": "ws://elsewhere"},
+        {"outcome": "aborted", "last_move_id": "move-0"},
+        {"root": ROOT},
+    ],
+    ids=["block", "revision", "endpoint", "outcome", "root"],
+)
+async def test_a_record_that_differs_in_one_field_is_another_record(
+    ledgers: Ledgers, stale: dict[str, Any]
+) -> None:
+    """Whoever compares with what he saw before writes nothing, though owner, epoch and phase are the same."""
+    source, a = await ledgers.node("a")
+    record = await source.create(session(a))
+    seen = replace(record, **stale)
+    with pytest.raises(LostRaceError):
+        await source.swap(seen, update(seen, block=9, revision=seen.revision, endpoint=None))
+    with pytest.raises(LostRaceError):
+        await source.resolve(seen, resolve(seen, a, least_epoch=1))
+    assert await source.settle("world", "move-1", seen) == record
+    assert await source.get("world") == record
 
 
 async def test_settle_is_for_the_move_s_nodes(ledgers: Ledgers) -> None:
