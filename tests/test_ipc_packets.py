@@ -1,0 +1,138 @@
+"""Packets that are not as they say: each is refused for what is wrong with it, before its body is read."""
+
+from __future__ import annotations
+
+import array
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from starve_kit import limited, next_descriptor
+
+from worldmove.errors import FramingError
+from worldmove.ipc import HEADER, MAGIC, MAX_BODY, MAX_PACKET, SPILLED, SyncChannel, socketpair
+
+
+class Word(msgspec.Struct):
+    text: bytes
+
+
+BODY = msgspec.msgpack.encode(Word(b"x" * 40))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, SyncChannel[Word]]]:
+    mine, its = socketpair()
+    channel: SyncChannel[Word] = SyncChannel(its, Word)
+    yield mine, channel
+    mine.close()
+    channel.close()
+
+
+def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
+    carried = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([packet], carried)
+    for fd in fds:
+        os.close(fd)
+
+
+def head(length: int, flags: int = 0) -> bytes:
+    return HEADER.pack(MAGIC, flags, length)
+
+
+LONGEST = msgspec.msgpack.encode(
+    Word(bytes(MAX_PACKET - len(msgspec.msgpack.encode(Word(bytes(70_000)))) + 70_000))
+)
+
+
+@pytest.mark.parametrize(
+    ("packet", "wrong"),
+    [
+        (head(len(BODY) - 1) + BODY, "announces"),
+        (head(len(BODY) + 1) + BODY, "announces"),
+        (head(len(BODY)) + BODY + b"\0", "announces"),
+        (head(len(BODY))[:-1], "shorter than its header"),
+        (b"\x7f", "shorter than its header"),
+        (head(len(LONGEST)) + LONGEST + b"\0", "truncated"),
+        (head(MAX_BODY + 1) + BODY, "length"),
+        (head(len(BODY), 2) + BODY, "flag"),
+        (HEADER.pack(MAGIC ^ 1, 0, len(BODY)) + BODY, "magic"),
+        (head(len(BODY), SPILLED), "without its descriptor"),
+    ],
+)
+def test_a_packet_of_another_length_than_it_says(
+    ends: tuple[socket.socket, SyncChannel[Word]], packet: bytes, wrong: str
+) -> None:
+    sock, channel = ends
+    send(sock, packet)
+    with pytest.raises(FramingError, match=wrong):
+        channel.receive(timeout=5)
+    send(sock, head(len(BODY)) + BODY)
+    assert channel.receive(timeout=5) == (Word(b"x" * 40), [])
+
+
+def memory(content: bytes, size: int | None = None) -> int:
+    fd = os.memfd_create("test-spill", os.MFD_CLOEXEC)
+    os.write(fd, content)
+    os.ftruncate(fd, len(content) if size is None else size)
+    return fd
+
+
+def pipe() -> int:
+    reading, writing = os.pipe()
+    os.write(writing, BODY)
+    os.close(writing)
+    return reading
+
+
+def plain_file() -> int:
+    fd = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
+    os.write(fd, BODY)
+    return fd
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("spill", "length", "wrong"),
+    [
+        (lambda: memory(BODY), len(BODY) - 1, "another length"),
+        (lambda: memory(BODY), len(BODY) + 1, "another length"),
+        (lambda: memory(BODY + b"\0"), len(BODY), "another length"),
+        (lambda: memory(BODY, MAX_BODY + 1), MAX_BODY + 1, "unknown magic, flag or length"),
+        (pipe, len(BODY), "can't be read"),
+        (plain_file, len(BODY), "can't be read"),
+    ],
+)
+def test_a_body_beside_its_packet(
+    ends: tuple[socket.socket, SyncChannel[Word]], spill: Callable[[], int], length: int, wrong: str
+) -> None:
+    """Memory of the announced length, or nothing; its descriptor is closed either way."""
+    sock, channel = ends
+    fds = descriptors()
+    send(sock, head(length, SPILLED), (spill(),))
+    with pytest.raises(FramingError, match=wrong):
+        channel.receive(timeout=5)
+    send(sock, head(len(BODY), SPILLED), (memory(BODY),))
+    assert channel.receive(timeout=5) == (Word(b"x" * 40), [])
+    assert descriptors() == fds
+
+
+def test_descriptors_for_which_there_is_no_room_are_told_of(
+    ends: tuple[socket.socket, SyncChannel[Word]],
+) -> None:
+    """A message without all of its descriptors is no message."""
+    sock, channel = ends
+    send(sock, head(len(BODY)) + BODY, (memory(b""), memory(b"")))
+    me = os.getpid()
+    with (
+        limited(me, resource.RLIMIT_NOFILE, next_descriptor(me)),
+        pytest.raises(FramingError, match="descriptors were truncated"),
+    ):
+        channel.receive(timeout=5)
