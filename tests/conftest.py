@@ -27,6 +27,8 @@ import uvloop
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+    from fleet_kit import Fleet
+
 # Before NumPy is loaded: several test processes with a BLAS thread for each core would fight over the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -50,6 +52,16 @@ def run_dir() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="wm-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def fleet(nodes: Fleet) -> Iterator[Fleet]:
+    """One test's turn on its module's fleet (the fixture `nodes`); dead nodes are started again."""
+    for node in nodes.nodes.values():
+        if node.process is None:
+            node.start()
+    with nodes.turn():
+        yield nodes
 
 
 def _shared_memory() -> set[str]:

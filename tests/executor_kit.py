@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import xxhash
 
@@ -13,6 +14,17 @@ from worldmove.ipc import map_shared
 from worldmove.memory.arena import create_arena
 
 MB = 1024 * 1024
+
+
+@asynccontextmanager
+async def executors(count: int) -> AsyncIterator[ExecutorPool]:
+    """A pool that has started, as eager as the test itself; closed afterwards."""
+    pool = ExecutorPool(count, nice=0)
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
 
 
 class Arena:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from executor_kit import MB, Arena, Events, expected
+from executor_kit import MB, Arena, Events, executors, expected
 from memory_kit import ended, open_descriptors, pattern
 
 from worldmove.digest import LeafTable
@@ -22,10 +22,8 @@ OWNER = Path(__file__).with_name("executor_owner.py")
 
 @pytest.fixture
 async def pool() -> AsyncIterator[ExecutorPool]:
-    pool = ExecutorPool(2)
-    await pool.start()
-    yield pool
-    await pool.close()
+    async with executors(2) as made:
+        yield made
 
 
 async def test_after_a_cancelled_job_nothing_is_written_any_more(pool: ExecutorPool) -> None:

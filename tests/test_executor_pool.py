@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 import xxhash
-from executor_kit import MB, Arena, expected
+from executor_kit import MB, Arena, executors, expected
 from memory_kit import holders, open_descriptors, pattern
 
 from worldmove.digest import LeafTable
@@ -21,10 +21,8 @@ from worldmove.executor.pool import CopyPiece, ExecutorPool, Piece
 
 @pytest.fixture
 async def pool() -> AsyncIterator[ExecutorPool]:
-    pool = ExecutorPool(2)
-    await pool.start()
-    yield pool
-    await pool.close()
+    async with executors(2) as made:
+        yield made
 
 
 @pytest.mark.parametrize("leaf", [8192, 65536, 262144])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from fleet_kit import Fleet, Node, until
+from lives_kit import is_live, killed_with_its_keeper
 from test_gpu_moves import FAKE, GPUS, ROOT
-from test_lives_handback import is_live, killed_with_its_keeper
 
 from worldmove.bench.moves import SESSION
 from worldmove.views import MigrationRequest

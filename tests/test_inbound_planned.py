@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import pytest_asyncio
+from executor_kit import executors
 from inbound_kit import REGIONS, Bench, bench
 
 from worldmove.errors import ValidationError
@@ -21,10 +22,8 @@ WORLD = World("world", 3, 12, (b"state",))
 
 @pytest_asyncio.fixture
 async def pool() -> AsyncIterator[ExecutorPool]:
-    pool = ExecutorPool(2)
-    await pool.start()
-    yield pool
-    await pool.close()
+    async with executors(2) as made:
+        yield made
 
 
 @pytest_asyncio.fixture

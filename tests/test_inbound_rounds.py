@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
+from executor_kit import executors
 from inbound_kit import KIB, REGIONS, Bench, bench, equal
 
 from worldmove.errors import ConnectionLostError, ProcessLostError, ValidationError
@@ -19,10 +20,8 @@ from worldmove.messages import DamagedLeaf, TablePart
 
 @pytest_asyncio.fixture
 async def pool() -> AsyncIterator[ExecutorPool]:
-    made = ExecutorPool(1, nice=0)
-    await made.start()
-    yield made
-    await made.close()
+    async with executors(1) as made:
+        yield made
 
 
 @pytest_asyncio.fixture

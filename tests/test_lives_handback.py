@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import signal
 import socket
 import uuid
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from fleet_kit import Actor, Fleet, Node, Twin, assert_world, until
+from fleet_kit import Fleet, Node, Twin, assert_world, until
 from fleet_node import PATIENCE_S
 from fleet_stack import FINGERPRINT
+from lives_kit import OPTIONS, REGIONS, arm, goes_on, has_stopped, is_live, killed_with_its_keeper
 
-from worldmove.faults.door import order
 from worldmove.ipc import SyncChannel, close_all, sealed_memfd
 from worldmove.manifest import Manifest, Place, Region, Source
 from worldmove.memory.arena import create_arena
@@ -27,56 +24,13 @@ from worldmove.page.control import ControlPage, create_page
 from worldmove.page.messages import Handback, Memory, NodeMessage, Refused, Rejoin
 from worldmove.views import MigrationRequest
 
-REGIONS = (Region("k", "uint8", (1 << 20,)), Region("odd", "uint8", (777,)))
 PAIR = tuple(Region(f"{name}{rank}", "uint8", (200_001,), rank=rank) for name in "kv" for rank in (0, 1))
-OPTIONS = ("--peer-timeout-ms", "2500", "--stall-ms", "1500", "--faults", "arm")
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Fleet]:
+def nodes() -> Iterator[Fleet]:
     with Fleet("A", "B", options=OPTIONS) as fleet:
         yield fleet
-
-
-@pytest.fixture
-def fleet(shared: Fleet) -> Iterator[Fleet]:
-    for node in shared.nodes.values():
-        if node.process is None:
-            node.start()
-    with shared.turn():
-        yield shared
-
-
-def killed_with_its_keeper(node: Node) -> None:
-    """Nothing of the node is left but its workers."""
-    keeper = node.view().keeper
-    node.send(signal.SIGSTOP)
-    os.kill(keeper, signal.SIGKILL)
-    node.kill()
-    until(lambda: not Path(f"/proc/{keeper}").exists(), "the keeper is gone")
-
-
-def is_live(node: Node, session: str) -> None:
-    until(lambda: node.client.session(session).state == "live", f"{session} is live at {node.name}")
-
-
-def _past(actor: Actor, block: int) -> bool:
-    return actor.block > block
-
-
-def go_on(actors: Sequence[Actor], twin: Twin) -> None:
-    """All ranks generate, and no block is missing or wrong."""
-    block = max(actor.block for actor in actors)
-    for actor in actors:
-        until(partial(_past, actor, block + 2), "the world generates on")
-    for actor in actors:
-        actor.ask("halt")
-    last = max(actor.block for actor in actors)
-    for actor in actors:
-        actor.step(last - actor.block)
-    assert_world(actors, twin, host_state=False)
-    for actor in actors:
-        actor.ask("run")
 
 
 def test_a_world_that_only_its_worker_holds_is_taken_back_and_moves_on(fleet: Fleet) -> None:
@@ -86,11 +40,11 @@ def test_a_world_that_only_its_worker_holds_is_taken_back_and_moves_on(fleet: Fl
     target = fleet.actor("B")
     arriving = target.wait_for(REGIONS)
     killed_with_its_keeper(node)
-    go_on([actor], twin)
+    goes_on(twin, actor)
     node.start()
     is_live(node, session)
     assert node.client.session(session).epoch == 1
-    go_on([actor], twin)
+    goes_on(twin, actor)
     # The keeper of the new incarnation holds it: it outlives that one, too.
     node.kill()
     node.start()
@@ -109,7 +63,7 @@ def test_a_world_that_only_its_worker_holds_is_taken_back_and_moves_on(fleet: Fl
     there.start()
     is_live(there, session)
     assert there.client.session(session).epoch == 2
-    go_on([target], twin)
+    goes_on(twin, target)
     back = fleet.actor("A")
     arriving = back.wait_for(REGIONS)
     fleet.moved(session, "A")
@@ -175,7 +129,7 @@ def test_memory_that_the_stack_made_itself_comes_back_too(fleet: Fleet) -> None:
         killed_with_its_keeper(node)
         node.start()
         is_live(node, session)
-        go_on([actor], twin)
+        goes_on(twin, actor)
     target = fleet.actor("B")
     arriving = target.wait_for([msgspec.structs.replace(region, source=Source()) for region in regions])
     fleet.moved(session, "B")
@@ -220,7 +174,7 @@ def test_all_ranks_have_to_be_there(fleet: Fleet) -> None:
     assert node.client.session(session).state == "lost"
     second.thaw()
     is_live(node, session)
-    go_on([first, second], twin)
+    goes_on(twin, first, second)
     targets = [fleet.actor("B"), fleet.actor("B")]
     tickets = targets[0].standby(PAIR)["tickets"]
     targets[1].ask("join_standby", ticket=tickets[0])
@@ -237,19 +191,15 @@ def test_a_rank_that_stood_hands_back_a_world_that_nobody_adopted(fleet: Fleet) 
     actor.run(work_ms=3.0)
     there = fleet["B"]
     fleet.actor("B").wait_for(REGIONS)
-    asyncio.run(order(there.run_dir, arm="destination.committed.stop"))
+    arm(there, "destination.committed.stop")
     here.client.migrate(MigrationRequest(session_id=session, destination="B", live=False))
-    until(partial(_stopped, there.pid), "the destination has committed, and stopped")
+    has_stopped(there)
     killed_with_its_keeper(here)
     here.start()
     is_live(here, session)
     assert here.client.session(session).epoch == 3
     there.thaw()
-    go_on([actor], twin)
-
-
-def _stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    goes_on(twin, actor)
 
 
 def test_a_standby_is_told_to_register_anew(fleet: Fleet) -> None:
@@ -382,4 +332,4 @@ def test_a_lying_worker_is_refused(fleet: Fleet) -> None:
     until(lambda: open_in(node) <= before, "nothing of it is held")
     actor.thaw()
     is_live(node, session)
-    go_on([actor], twin)
+    goes_on(twin, actor)

@@ -2,69 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
 
 import pytest
 from fleet_kit import Actor, Fleet, Node, Twin, assert_world, until
 from fleet_node import PATIENCE_S
+from lives_kit import OPTIONS, REGIONS, arm, has_stopped, killed_with_its_keeper
 
 from worldmove.errors import SessionExistsError
-from worldmove.faults.door import order
 from worldmove.ipc import SyncChannel, close_all
-from worldmove.manifest import Region
 from worldmove.page.messages import Ended, Moved, NodeMessage, Refused, Rejoin
 from worldmove.views import MigrationRequest
 
-REGIONS = (Region("k", "uint8", (1 << 18,)), Region("odd", "uint8", (777,)))
-OPTIONS = ("--peer-timeout-ms", "2500", "--stall-ms", "1500", "--faults", "arm", "--memory-limit", "64MB")
 ENDPOINT = "rtp://b.example:5004"
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Fleet]:
+def nodes() -> Iterator[Fleet]:
     with Fleet("A", "B", options=OPTIONS) as fleet:
         yield fleet
-
-
-@pytest.fixture
-def fleet(shared: Fleet) -> Iterator[Fleet]:
-    for node in shared.nodes.values():
-        if node.process is None:
-            node.start()
-    with shared.turn():
-        yield shared
-
-
-def arm(node: Node, fault: str) -> None:
-    asyncio.run(order(node.run_dir, arm=fault))
-
-
-def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def killed_with_its_keeper(node: Node) -> None:
-    """Nothing of the node is left but its workers."""
-    keeper = int(_keeper(node))
-    os.kill(keeper, signal.SIGKILL)
-    node.kill()
-    until(lambda: not Path(f"/proc/{keeper}").exists(), "the keeper is gone")
-
-
-def _keeper(node: Node) -> str:
-    wanted = str(node.run_dir / "keeper.sock").encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        command = (entry / "cmdline").read_bytes() if (entry / "cmdline").exists() else b""
-        if wanted in command and b"keeper" in command and b"serve" not in command:
-            return entry.name
-    raise AssertionError(f"node {node.name} has no keeper")
 
 
 def under_way(fleet: Fleet, session: str, fault: str) -> tuple[Actor, Actor]:
@@ -90,7 +48,7 @@ def has_gone(fleet: Fleet, session: str, actor: Actor, target: Actor) -> None:
 def test_the_next_incarnation_says_where_the_world_went(fleet: Fleet, phase: str) -> None:
     session, here = fleet.unique("next"), fleet["A"]
     actor, target = under_way(fleet, session, f"source.{phase}.stop")
-    until(partial(stopped, here.pid), "the source has stopped")
+    has_stopped(here)
     here.kill()
     here.start()
     has_gone(fleet, session, actor, target)
@@ -99,7 +57,7 @@ def test_the_next_incarnation_says_where_the_world_went(fleet: Fleet, phase: str
 def test_also_where_its_keeper_died_with_it(fleet: Fleet) -> None:
     session, here = fleet.unique("alone"), fleet["A"]
     actor, target = under_way(fleet, session, "source.adopted.stop")
-    until(partial(stopped, here.pid), "the source has stopped")
+    has_stopped(here)
     until(lambda: fleet["B"].client.session(session).state == "live", "the world is live at B")
     killed_with_its_keeper(here)
     here.start()
@@ -110,7 +68,7 @@ def test_a_worker_that_is_away_hears_it_from_the_incarnation_after_that(fleet: F
     """The first one that comes finds nobody to tell, and goes, too: the answer is not lost with it."""
     session, here = fleet.unique("away"), fleet["A"]
     actor, target = under_way(fleet, session, "source.adopted.stop")
-    until(partial(stopped, here.pid), "the source has stopped")
+    has_stopped(here)
     actor.freeze()
     here.kill()
     here.start()

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,62 +14,29 @@ from typing import Any
 import pytest
 from fleet_kit import Actor, Fleet, Node, Twin, assert_world, until
 from fleet_node import PATIENCE_S
+from lives_kit import (
+    OPTIONS,
+    REGIONS,
+    arm,
+    begins,
+    goes_on,
+    gone,
+    has_stopped,
+    is_live,
+    replaced,
+    stands_by,
+    state,
+)
 
 from worldmove.errors import ConflictError, NotFoundError, ValidationError
-from worldmove.faults.door import order
-from worldmove.manifest import Region
 from worldmove.memory.keeping import Keeper
 from worldmove.views import MigrationRequest
 
-REGIONS = (Region("k", "uint8", (1 << 20,)), Region("odd", "uint8", (777,)))
-OPTIONS = ("--peer-timeout-ms", "2500", "--stall-ms", "1500", "--faults", "arm")
-
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Fleet]:
+def nodes() -> Iterator[Fleet]:
     with Fleet("A", "B", options=OPTIONS) as fleet:
         yield fleet
-
-
-@pytest.fixture
-def fleet(shared: Fleet) -> Iterator[Fleet]:
-    for node in shared.nodes.values():
-        if node.process is None:
-            node.start()
-    with shared.turn():
-        yield shared
-
-
-def begins(fleet: Fleet, name: str, node: str = "A") -> tuple[str, Actor, Twin]:
-    """A world that generates freely."""
-    session, actor = fleet.unique(name), fleet.actor(node)
-    actor.register(session, REGIONS)
-    actor.run(work_ms=3.0)
-    return session, actor, Twin(REGIONS)
-
-
-def stands_by(fleet: Fleet, node: str) -> tuple[Actor, Future[Any]]:
-    """A worker that waits for a world."""
-    actor = fleet.actor(node)
-    actor.standby(REGIONS)
-    return actor, actor.tell("wait")
-
-
-def goes_on(actor: Actor, twin: Twin) -> None:
-    """The world generates, and no block of it is missing or wrong."""
-    block = actor.block
-    until(lambda: actor.block > block + 2, "the world generates on")
-    actor.ask("halt")
-    assert_world([actor], twin, host_state=False)
-    actor.ask("run")
-
-
-def state(node: Node, session: str) -> str:
-    return node.client.session(session).state
-
-
-def is_live(node: Node, session: str) -> None:
-    until(lambda: state(node, session) == "live", f"{session} is live at {node.name}")
 
 
 def arrived(fleet: Fleet, session: str, arriving: Future[Any], actor: Actor, twin: Twin) -> None:
@@ -79,20 +45,6 @@ def arrived(fleet: Fleet, session: str, arriving: Future[Any], actor: Actor, twi
     assert about["id"] == session
     assert_world([actor], twin)
     assert fleet.owner(session) == actor.node.name
-
-
-def replaced(node: Node) -> subprocess.Popen[bytes]:
-    """Starts another process of a node beside the one that is there, which is returned."""
-    former = node.process
-    assert former is not None
-    node.client.close()
-    node.start()
-    return former
-
-
-def gone(pids: list[int]) -> None:
-    """Lanes and executors of a dead node are gone."""
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "its processes are gone")
 
 
 def test_a_node_killed_with_all_its_processes_is_replaced_and_its_world_moves_on(fleet: Fleet) -> None:
@@ -105,12 +57,12 @@ def test_a_node_killed_with_all_its_processes_is_replaced_and_its_world_moves_on
         os.kill(pid, signal.SIGKILL)
     node.kill()
     gone(pids)
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     node.start()
     is_live(node, session)
     assert b'worldmove_recovered_total{kind="session"} 1.0' in metrics(node)
     assert node.view().incarnation > view.incarnation
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     fleet.moved(session, "B")
     arrived(fleet, session, arriving, target, twin)
 
@@ -128,28 +80,28 @@ def test_a_stopped_incarnation_that_wakes_up_changes_nothing(fleet: Fleet) -> No
     old.freeze()
     frozen, new = replaced(old), old
     is_live(new, session)
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     os.kill(frozen.pid, signal.SIGCONT)
     # It finds that it is fenced and ends by itself, or (after its time) has been ended.
     assert frozen.wait(PATIENCE_S) in (4, -signal.SIGKILL)
     until(lambda: [s.state for s in new.view().standbys] == ["attached"], "the standby is the new node's")
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     is_live(new, session)
     # What the keeper holds is still the new one's: it survives another restart.
     new.kill()
     new.start()
     is_live(new, session)
-    goes_on(actor, twin)
+    goes_on(twin, actor)
 
 
 def test_a_stopped_destination_is_ended_before_its_memory_is_lent_again(fleet: Fleet) -> None:
     session, actor, twin = begins(fleet, "late")
     target, arriving = stands_by(fleet, "B")
     node = fleet["B"]
-    asyncio.run(order(node.run_dir, arm="destination.copying.stop"))
+    arm(node, "destination.copying.stop")
     request = MigrationRequest(session_id=session, destination="B", path="staged")
     move = fleet["A"].client.migrate(request)
-    until(lambda: stat(node.pid) == "T", "the destination has stopped")
+    has_stopped(node)
     pids = [pid for pid in fleet.processes() if parent(pid) == node.pid]
     frozen = replaced(node)
     until(lambda: [one.state for one in node.view().standbys] == ["attached"], "the standby waits again")
@@ -157,7 +109,7 @@ def test_a_stopped_destination_is_ended_before_its_memory_is_lent_again(fleet: F
     assert frozen.wait() == -signal.SIGKILL
     gone(pids)
     assert fleet["A"].client.wait(move.id).state == "aborted"
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     fleet.moved(session, "B")
     arrived(fleet, session, arriving, target, twin)
 
@@ -174,7 +126,7 @@ def test_a_second_node_of_the_name_takes_over_from_one_that_runs(fleet: Fleet) -
     old = replaced(node)
     assert old.wait(PATIENCE_S) == 4
     is_live(node, session)
-    goes_on(actor, twin)
+    goes_on(twin, actor)
 
 
 def test_an_upgrade_by_sigterm_touches_no_world(fleet: Fleet) -> None:
@@ -182,10 +134,10 @@ def test_an_upgrade_by_sigterm_touches_no_world(fleet: Fleet) -> None:
     inodes = actor_inodes(actor)
     node = fleet["A"]
     node.stop()
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     node.start()
     is_live(node, session)
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     assert inodes == actor_inodes(actor)
 
 
@@ -200,9 +152,9 @@ def test_a_worker_that_stood_paused_waits_for_its_record(fleet: Fleet) -> None:
     session, actor, twin = begins(fleet, "paused")
     _, arriving = stands_by(fleet, "B")
     here, there = fleet["A"], fleet["B"]
-    asyncio.run(order(there.run_dir, arm="destination.committed.stop"))
+    arm(there, "destination.committed.stop")
     here.client.migrate(MigrationRequest(session_id=session, destination="B", live=False))
-    until(lambda: stat(there.pid) == "T", "the destination has committed, and stopped")
+    has_stopped(there)
     here.kill()
     here.start()
     assert state(here, session) == "fenced"
@@ -211,14 +163,9 @@ def test_a_worker_that_stood_paused_waits_for_its_record(fleet: Fleet) -> None:
     is_live(here, session)
     assert here.client.session(session).epoch == 3
     there.thaw()
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     until(lambda: [one.state for one in there.view().standbys] == ["attached"], "the standby waits again")
     assert not arriving.done()
-
-
-def stat(pid: int) -> str:
-    """The state letter of a process, proc(5)."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_sessions_that_nobody_holds_any_more_are_lost_and_say_so(fleet: Fleet) -> None:
@@ -257,12 +204,12 @@ def test_a_world_whose_ledger_was_lost_waits_for_the_operator(fleet: Fleet) -> N
     assert {one.id: one.state for one in node.client.sessions().sessions}[session] == "fenced"
     with pytest.raises(ConflictError, match="fenced"):
         node.client.attach(session, {})
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     found = node.client.resolve_session(session, "keep")
     assert found.session is not None
     assert (found.session.owner, found.session.epoch) == ("A", 2)
     is_live(node, session)
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     assert node.client.resolve_session(other, "end").session is None
     assert another.event("ended")["reason"] == "the session has ended"
     target, arriving = stands_by(fleet, "B")

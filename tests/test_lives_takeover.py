@@ -5,7 +5,6 @@ That at most one incarnation writes is read from the ledger's file, in which a t
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Iterator
@@ -14,18 +13,16 @@ import msgspec
 import pytest
 from fleet_kit import Fleet, until
 from fleet_node import PATIENCE_S, Node
-from test_lives_nodes import begins, goes_on, gone, is_live, replaced, stands_by
+from lives_kit import OPTIONS, arm, begins, goes_on, gone, is_live, replaced, stands_by
 
-from worldmove.faults.door import order
 from worldmove.ledger.records import NodeInfo, SessionRecord
 from worldmove.views import MigrationRequest
 
-OPTIONS = ("--peer-timeout-ms", "2500", "--stall-ms", "1500", "--memory-limit", "64MB", "--faults", "arm")
 COPY = "INSERT INTO written (kind, value) VALUES ('{table}', NEW.value)"
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Fleet]:
+def nodes() -> Iterator[Fleet]:
     with Fleet("A", "B", options=OPTIONS) as fleet:
         with ledger(fleet) as connection:
             connection.execute("CREATE TABLE written (seq INTEGER PRIMARY KEY AUTOINCREMENT, kind, value)")
@@ -36,12 +33,6 @@ def shared() -> Iterator[Fleet]:
                         f"BEGIN {COPY.format(table=table)}; END"
                     )
         yield fleet
-
-
-@pytest.fixture
-def fleet(shared: Fleet) -> Iterator[Fleet]:
-    with shared.turn():
-        yield shared
 
 
 @contextlib.contextmanager
@@ -91,7 +82,7 @@ def test_in_the_middle_of_a_move(fleet: Fleet, name: str) -> None:
     session, actor, twin = begins(fleet, "taken")
     target, arriving = stands_by(fleet, "B")
     side = {"A": "source", "B": "destination"}[name]
-    asyncio.run(order(fleet[name].run_dir, arm=f"{side}.copying.delay=60000"))
+    arm(fleet[name], f"{side}.copying.delay=60000")
     request = MigrationRequest(session_id=session, destination="B", path="staged", deadline_ms=120_000.0)
     move = fleet["A"].client.migrate(request)
     until(lambda: fleet["A"].client.migration(move.id).state == "copying", "the move is under way")
@@ -103,12 +94,12 @@ def test_in_the_middle_of_a_move(fleet: Fleet, name: str) -> None:
     is_live(fleet["A"], session)
     until(lambda: fleet["A"].client.migration(move.id).state == "aborted", "the move is off")
     assert fleet["A"].client.session(session).epoch == 1
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     until(lambda: [one.state for one in fleet["B"].view().standbys] == ["attached"], "the standby waits")
     fleet.moved(session, "B", live=False)
     assert arriving.result(PATIENCE_S)["id"] == session
     target.run(work_ms=3.0)
-    goes_on(target, twin)
+    goes_on(twin, target)
     one_writes_at_a_time(fleet, session)
 
 
@@ -124,7 +115,7 @@ def test_from_another_run_dir_as_on_another_host(fleet: Fleet) -> None:
     try:
         stranger.start()
         assert old.wait(PATIENCE_S) == 4
-        goes_on(actor, twin)
+        goes_on(twin, actor)
         # Nobody there holds its memory, and it says so; it can't take the world, only give the name back.
         until(lambda: stranger.client.session(session).state == "lost", "it is lost to the stranger")
     finally:
@@ -134,5 +125,5 @@ def test_from_another_run_dir_as_on_another_host(fleet: Fleet) -> None:
     here.start()
     is_live(here, session)
     assert here.client.session(session).epoch == 1
-    goes_on(actor, twin)
+    goes_on(twin, actor)
     one_writes_at_a_time(fleet, session)

@@ -6,47 +6,25 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import lives_kit
 import pytest
 from fleet_kit import Actor, ActorError, Fleet, Node, Twin, assert_world, until
+from lives_kit import REGIONS, becomes, begins, goes_on
 
 from worldmove.errors import ConflictError, NoMemoryError
 from worldmove.manifest import Region
 from worldmove.views import MigrationRequest
 
-REGIONS = (Region("k", "uint8", (1 << 20,)), Region("odd", "uint8", (777,)))
 EVERY = 8
-OPTIONS = (
-    "--peer-timeout-ms",
-    "2500",
-    "--stall-ms",
-    "1500",
-    "--memory-limit",
-    "64MB",
-    "--gate-rate",
-    "24Mbit",
-)
+# The rate gives what is to happen during a copy the time for it.
+OPTIONS = (*lives_kit.OPTIONS, "--gate-rate", "24Mbit")
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Fleet]:
+def nodes() -> Iterator[Fleet]:
     with Fleet("A", "B", options=OPTIONS) as fleet:
         yield fleet
-
-
-@pytest.fixture
-def fleet(shared: Fleet) -> Iterator[Fleet]:
-    with shared.turn():
-        yield shared
-
-
-def begins(fleet: Fleet, name: str, **spec: Any) -> tuple[str, Actor, Twin]:
-    """A world that generates freely."""
-    session, actor = fleet.unique(name), fleet.actor("A")
-    actor.register(session, REGIONS, **spec)
-    actor.run(work_ms=3.0)
-    return session, actor, Twin(REGIONS)
 
 
 def dies(fleet: Fleet, actor: Actor) -> None:
@@ -54,11 +32,7 @@ def dies(fleet: Fleet, actor: Actor) -> None:
     fleet.actors.remove(actor)
 
 
-def state(node: Node, session: str, wanted: str) -> None:
-    until(lambda: node.client.session(session).state == wanted, f"{session} is {wanted}")
-
-
-def goes_on(fleet: Fleet, session: str, twin: Twin) -> Actor:
+def taken_up(fleet: Fleet, session: str, twin: Twin) -> Actor:
     """Another worker takes the world up: it is the twin's at its block, and generates."""
     actor = fleet.actor("A")
     actor.ask("attach", id=session, fingerprint={"stack": "fleet tests"})
@@ -66,14 +40,6 @@ def goes_on(fleet: Fleet, session: str, twin: Twin) -> Actor:
     actor.step(3)
     assert_world([actor], twin, host_state=False)
     return actor
-
-
-def generates(actor: Actor, twin: Twin) -> None:
-    block = actor.block
-    until(lambda: actor.block > block + 2, "the world generates on")
-    actor.ask("halt")
-    assert_world([actor], twin, host_state=False)
-    actor.ask("run")
 
 
 def keeper_dies(node: Node) -> int:
@@ -88,8 +54,8 @@ def test_another_worker_continues_from_the_last_boundary(fleet: Fleet) -> None:
     session, actor, twin = begins(fleet, "left")
     actor.ask("halt")
     dies(fleet, actor)
-    state(fleet["A"], session, "unattended")
-    goes_on(fleet, session, twin)
+    becomes(fleet["A"], session, "unattended")
+    taken_up(fleet, session, twin)
 
 
 def test_a_world_torn_inside_a_block_is_refused(fleet: Fleet) -> None:
@@ -97,7 +63,7 @@ def test_a_world_torn_inside_a_block_is_refused(fleet: Fleet) -> None:
     actor.ask("halt")
     actor.ask("half")
     dies(fleet, actor)
-    state(fleet["A"], session, "unattended")
+    becomes(fleet["A"], session, "unattended")
     with pytest.raises(ActorError, match="middle of a block"):
         fleet.actor("A").ask("attach", id=session, fingerprint={"stack": "fleet tests"})
     with pytest.raises(ConflictError):
@@ -114,12 +80,12 @@ def test_with_snapshots_every_death_of_a_worker_is_survived(fleet: Fleet) -> Non
         actor.ask("half")
         block = actor.block
         dies(fleet, actor)
-        state(node, session, "unattended")
+        becomes(node, session, "unattended")
         twin = Twin(REGIONS)
-        actor = goes_on(fleet, session, twin)
+        actor = taken_up(fleet, session, twin)
         assert block - 4 * EVERY < twin.block - 3 <= block
         actor.run(work_ms=3.0)
-    generates(actor, twin)
+    goes_on(twin, actor)
 
 
 def test_snapshots_go_with_the_world_and_outlive_the_node(fleet: Fleet) -> None:
@@ -138,7 +104,7 @@ def test_snapshots_go_with_the_world_and_outlive_the_node(fleet: Fleet) -> None:
     target.ask("half")
     dies(fleet, target)
     there.start()
-    state(there, session, "unattended")
+    becomes(there, session, "unattended")
     another = fleet.actor("B")
     another.ask("attach", id=session, fingerprint={"stack": "fleet tests"})
     assert_world([another], Twin(REGIONS))
@@ -160,22 +126,22 @@ def test_worker_and_node_killed_together_leave_the_world_with_the_keeper(fleet: 
     fleet["A"].kill()
     dies(fleet, actor)
     fleet["A"].start()
-    state(fleet["A"], session, "unattended")
-    goes_on(fleet, session, twin)
+    becomes(fleet["A"], session, "unattended")
+    taken_up(fleet, session, twin)
 
 
 def test_a_keeper_that_dies_is_replaced_and_holds_everything(fleet: Fleet) -> None:
     session, actor, twin = begins(fleet, "kept", snapshot_every=EVERY)
     node = fleet["A"]
     keeper = keeper_dies(node)
-    generates(actor, twin)
+    goes_on(twin, actor)
     until(lambda: holds(keeper), "the new keeper holds the arenas")
     actor.ask("halt")
     node.kill()
     dies(fleet, actor)
     node.start()
-    state(node, session, "unattended")
-    goes_on(fleet, session, twin)
+    becomes(node, session, "unattended")
+    taken_up(fleet, session, twin)
 
 
 def holds(pid: int) -> bool:

@@ -36,12 +36,6 @@ def nodes() -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def fleet(nodes: Fleet) -> Iterator[Fleet]:
-    with nodes.turn():
-        yield nodes
-
-
 def world(fleet: Fleet, name: str, *standbys: str, regions: tuple[Region, ...] = REGIONS) -> Actor:
     actor = fleet.actor("A")
     actor.register(name, regions)

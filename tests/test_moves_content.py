@@ -22,12 +22,6 @@ def nodes() -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def fleet(nodes: Fleet) -> Iterator[Fleet]:
-    with nodes.turn():
-        yield nodes
-
-
 def of_sizes(*sizes: int) -> list[Region]:
     return [Region(f"r{number}", "uint8", (size,)) for number, size in enumerate(sizes)]
 

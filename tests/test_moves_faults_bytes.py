@@ -27,12 +27,6 @@ def nodes() -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def fleet(nodes: Fleet) -> Iterator[Fleet]:
-    with nodes.turn():
-        yield nodes
-
-
 def test_flipped_in_flight_once(fleet: Fleet) -> None:
     """The first chunk of the paused world is damaged: its leaf is found, sent again, and named."""
     pair = Pair(fleet, names=("once", "honest"))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 from fleet_kit import Fleet, Node, until
+from lives_kit import OPTIONS, REGIONS, arm, has_stopped, killed_with_its_keeper
 from msgspec.structs import replace
-from test_lives_moved import OPTIONS, REGIONS, arm, killed_with_its_keeper, stopped
 
 from worldmove.ledger.records import MoveRef, SessionRecord
 from worldmove.node.traces import NEVER, left_receipt, standing
@@ -20,18 +19,9 @@ KEYED = "once"
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Fleet]:
+def nodes() -> Iterator[Fleet]:
     with Fleet("A", "B", "C", options=OPTIONS) as fleet:
         yield fleet
-
-
-@pytest.fixture
-def fleet(shared: Fleet) -> Iterator[Fleet]:
-    for node in shared.nodes.values():
-        if node.process is None:
-            node.start()
-    with shared.turn():
-        yield shared
 
 
 def interrupted(fleet: Fleet, session: str, phase: str) -> tuple[str, MigrationRequest]:
@@ -43,7 +33,7 @@ def interrupted(fleet: Fleet, session: str, phase: str) -> tuple[str, MigrationR
     arm(here, f"source.{phase}.stop")
     request = MigrationRequest(session_id=session, destination="B", live=False)
     move = here.client.migrate(request, f"{KEYED}-{session}").id
-    until(partial(stopped, here.pid), "the source has stopped")
+    has_stopped(here)
     return move, request
 
 

@@ -31,12 +31,6 @@ def nodes() -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def fleet(nodes: Fleet) -> Iterator[Fleet]:
-    with nodes.turn():
-        yield nodes
-
-
-@pytest.fixture
 def world(fleet: Fleet) -> Actor:
     """The worker of world `w` on node A, which generates."""
     actor = fleet.actor("A")

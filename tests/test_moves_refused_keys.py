@@ -19,12 +19,6 @@ def nodes() -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def fleet(nodes: Fleet) -> Iterator[Fleet]:
-    with nodes.turn():
-        yield nodes
-
-
 def running(fleet: Fleet) -> None:
     """World `w` generates on A."""
     source = fleet.actor("A")

@@ -23,12 +23,6 @@ def nodes() -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def fleet(nodes: Fleet) -> Iterator[Fleet]:
-    with nodes.turn():
-        yield nodes
-
-
 REGIONS = [
     Region("cache", "float16", (40_000,)),
     Region("spare", "uint8", (70_000,)),

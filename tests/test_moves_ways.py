@@ -41,12 +41,6 @@ def nodes() -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def fleet(nodes: Fleet) -> Iterator[Fleet]:
-    with nodes.turn():
-        yield nodes
-
-
 class SharedMemory:
     """POSIX shared memory as a stack makes it by itself: `memory` is the creator's view."""
 

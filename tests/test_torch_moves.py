@@ -38,12 +38,6 @@ def nodes() -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def fleet(nodes: Fleet) -> Iterator[Fleet]:
-    with nodes.turn():
-        yield nodes
-
-
-@pytest.fixture
 def crew() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
