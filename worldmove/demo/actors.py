@@ -9,19 +9,16 @@ one world there and back, until their parent ends them.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from typing import Any, NamedTuple
 
 from worldmove import fingerprint
 from worldmove.demo import world as reference
+from worldmove.demo.clock import generate, handed_over, options_of
 from worldmove.demo.model import Model
-from worldmove.demo.news import Generated, Left, Line, Playing, Waiting, line
-from worldmove.demo.player import action
+from worldmove.demo.news import Line, Playing, line
 from worldmove.demo.twin import SEED
 from worldmove.demo.world import HOST_STATE_BYTES, Size
-from worldmove.errors import DeadlineError, SessionMoved
 from worldmove.worker import Worker, World
 
 MODEL = "worldmove-demo/1"
@@ -65,16 +62,6 @@ class Stage(NamedTuple):
         return reference.World(self.network, self.size, {name: world.tensor(name) for name in names})
 
 
-def wait(stage: Stage) -> World:
-    """Waits as a standby until a world is handed over."""
-    standby = stage.worker.standby(**stage.description())
-    stage.parent.tell(Waiting())
-    world = standby.wait()
-    if world is None:
-        raise DeadlineError("a wait without a time-out ended")
-    return world
-
-
 def play(stage: Stage, world: World) -> None:
     """Generates at the frame clock, from where the world stands, until it has moved.
 
@@ -87,38 +74,26 @@ def play(stage: Stage, world: World) -> None:
         with world.block():
             view.begin(SEED)
     stage.parent.tell(Playing(view.block, adopted=bool(world.host_state)))
-    every = block_ms(stage.state_mb) / 1000
-    due = time.monotonic()
-    while True:
-        began = time.perf_counter()
-        with world.block():
-            pictures = view.step(action(view.block + 1).keys)
-        took = (time.perf_counter() - began) * 1000
-        stage.parent.tell(Generated(view.block, pictures.tobytes(), took))
-        try:
-            world.boundary(view.host_state())
-        except SessionMoved as moved:
-            stage.parent.tell(Left(moved.destination, view.block))
-            return
-        due = max(due + every, time.monotonic())
-        time.sleep(max(0.0, due - time.monotonic()))
+    generate(
+        view,
+        block_ms(stage.state_mb),
+        stage.parent,
+        writing=world.block,
+        boundary=lambda: world.boundary(view.host_state()),
+    )
 
 
 def main(arguments: list[str]) -> None:
     """Plays until the parent ends this process."""
-    parser = argparse.ArgumentParser(prog="worldmove.demo.actors")
-    for name in ("--fd", "--parent", "--state-mb"):
-        parser.add_argument(name, type=int, required=True)
-    for name in ("--url", "--session"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--role", choices=("world", "standby"), required=True)
+    parser = options_of("worldmove.demo.actors")
+    parser.add_argument("--state-mb", type=int, required=True)
     options = parser.parse_args(arguments)
     with line(options.fd, options.parent) as parent, Worker(options.url) as worker:
         stage = Stage(worker, Model(), options.state_mb, parent)
         if options.role == "world":
             play(stage, worker.register(options.session, **stage.description()))
         while True:
-            play(stage, wait(stage))
+            play(stage, handed_over(worker.standby(**stage.description()), parent))
 
 
 if __name__ == "__main__":

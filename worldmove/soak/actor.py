@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from worldmove.cuda.driver import find
+from worldmove.demo.clock import Clock
 from worldmove.errors import (
     ConnectionLostError,
     NotFoundError,
@@ -86,7 +87,7 @@ def play(stack: Stack, world: World) -> None:
     }
     view = SoakWorld(memory, world.block_number, world.host_state, library)
     stack.parent.send(Playing(world.id, view.block, world.epoch))
-    due = time.monotonic()
+    clock = Clock(BLOCK_MS)
     while True:
         with world.block():
             view.step()
@@ -97,8 +98,7 @@ def play(stack: Stack, world: World) -> None:
         except (SessionMoved, SessionEndedError) as gone:
             stack.parent.send(Left(world.id, view.block, str(gone)))
             return
-        due = max(due + BLOCK_MS / 1000, time.monotonic())
-        time.sleep(max(0.0, due - time.monotonic()))
+        clock.wait()
 
 
 def main(arguments: list[str]) -> None:

@@ -10,22 +10,19 @@ twin's after the same block.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from typing import Any, NamedTuple
 
 import torch
 
 from worldmove import fingerprint
 from worldmove.cuda.driver import find
-from worldmove.demo.news import Generated, Left, Line, Playing, Waiting, line
-from worldmove.demo.player import action
+from worldmove.demo.clock import generate, handed_over, options_of
+from worldmove.demo.news import Line, Playing, line
 from worldmove.demo.twin import SEED
 from worldmove.demo.video.model import Network
 from worldmove.demo.video.shape import SHAPES, Shape
 from worldmove.demo.video.world import State, VideoWorld, deterministic, new_state, state_digest
-from worldmove.errors import DeadlineError, SessionMoved
 from worldmove.torch import TorchWorker, TorchWorld
 
 MODEL = "worldmove-video/1"
@@ -77,51 +74,24 @@ class Stage(NamedTuple):
         }
 
 
-def wait(stage: Stage, description: dict[str, Any]) -> TorchWorld:
-    """Waits as a standby until a world is handed over.
-
-    Raises:
-        DeadlineError: never, since it waits without a limit.
-    """
-    standby = stage.worker.standby(stage.fresh(), **description)
-    stage.parent.tell(Waiting())
-    world = standby.wait()
-    if world is None:
-        raise DeadlineError("a wait without a time-out ended")
-    return world
-
-
 def play(stage: Stage, world: TorchWorld, *, adopted: bool) -> None:
     """Generates at the block clock, from where the world stands, until it has moved."""
     view = VideoWorld(stage.network, world.state)
     stage.parent.tell(Playing(view.block, adopted, state_digest(world.state) if adopted else ""))
-    every = stage.block_ms / 1000
-    due = time.monotonic()
-    while True:
-        began = time.perf_counter()
-        with world.block():
-            pictures = view.step(action(view.block + 1).keys)
-        took = (time.perf_counter() - began) * 1000
-        stage.parent.tell(Generated(view.block, pictures.tobytes(), took))
-        try:
-            world.boundary(view.state)
-        except SessionMoved as moved:
-            stage.parent.tell(Left(moved.destination, view.block))
-            return
-        due = max(due + every, time.monotonic())
-        time.sleep(max(0.0, due - time.monotonic()))
+    generate(
+        view,
+        stage.block_ms,
+        stage.parent,
+        writing=world.block,
+        boundary=lambda: world.boundary(view.state),
+    )
 
 
 def main(arguments: list[str]) -> None:
     """Plays until the parent ends this process."""
-    parser = argparse.ArgumentParser(prog="worldmove.demo.video.actor")
-    for name in ("--fd", "--parent"):
-        parser.add_argument(name, type=int, required=True)
-    for name in ("--url", "--session", "--device"):
-        parser.add_argument(name, required=True)
+    parser = options_of("worldmove.demo.video.actor", "--device")
     parser.add_argument("--shape", choices=tuple(SHAPES), required=True)
     parser.add_argument("--block-ms", type=float, required=True)
-    parser.add_argument("--role", choices=("world", "standby"), required=True)
     options = parser.parse_args(arguments)
     with line(options.fd, options.parent) as parent, TorchWorker(options.url) as worker:
         deterministic()
@@ -132,7 +102,7 @@ def main(arguments: list[str]) -> None:
         if options.role == "world":
             play(stage, worker.register(options.session, stage.fresh(), **description), adopted=False)
         while True:
-            play(stage, wait(stage, description), adopted=True)
+            play(stage, handed_over(worker.standby(stage.fresh(), **description), parent), adopted=True)
 
 
 if __name__ == "__main__":
