@@ -31,7 +31,6 @@ from worldmove.tls import NodeTls
 DRAIN_SECONDS = 5
 PING_SECONDS = 1.0
 EXIT_FAILED = 1
-EXIT_CONFIG = 2
 EXIT_FORCED = 130
 EXIT_SIGNAL = 128
 """And the signal's number: it came before the node was up."""

@@ -17,13 +17,10 @@ from worldmove.executor.parts import (
     MAX_PART_PIECES,
     MIN_PART_BYTES,
     part_size,
-    pieces_for,
-    region_ranges,
     split_copy,
     split_digest,
     split_ranges,
 )
-from worldmove.manifest import LeafMap, Region, layout
 
 pieces_strategy = st.lists(
     st.builds(
@@ -118,28 +115,6 @@ def test_a_request_never_names_too_many_pieces() -> None:
 )
 def test_small_jobs_are_shared_out(nbytes: int, processes: int, size: int) -> None:
     assert part_size(nbytes, processes) == size
-
-
-def test_pieces_of_a_manifest() -> None:
-    regions = (
-        Region("a", "u1", (100,)),
-        Region("b", "u1", (20_000,), stride_bytes=8192, rank=1),
-        Region("none", "u1", (0,)),
-        Region("c", "u2", (40_000,)),
-    )
-    leaf_map = LeafMap(regions)
-    _, places = layout(regions)
-    assert region_ranges(leaf_map) == [(0, 1), (1, 3), (4, 0), (4, 2)]
-    assert pieces_for(leaf_map.spans(0, leaf_map.count), leaf_map, places, [7, 9]) == [
-        Piece(7, 0, 100, 65536, 0),
-        Piece(9, 0, 20_000, 8192, 1),
-        Piece(7, 512, 80_000, 65536, 4),
-    ]
-    assert pieces_for(leaf_map.spans(2, 3), leaf_map, places, [7, 9]) == [
-        Piece(9, 8192, 11_808, 8192, 2),
-        Piece(7, 512, 65_536, 65536, 4),
-    ]
-    assert region_ranges(LeafMap(())) == []
 
 
 def part(*keys: int) -> Part:

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 import pytest
+from transport_twin import MemoryNetwork, MemoryTransport
 
 from tests.transport_kit import join
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
 from worldmove.transport.base import MAX_TAG, Connection, Transport
-from worldmove.transport.memory import MemoryNetwork, MemoryTransport
 from worldmove.transport.ucx_transport import UcxTransport
 
 BIG = 3 * 1024 * 1024 + 7

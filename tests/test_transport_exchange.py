@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transport_twin import Fault, MemoryNetwork, MemoryTransport
 
 from tests.transport_kit import join
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
@@ -19,7 +20,6 @@ from worldmove.transport.exchange import Destination, Source, take
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import CHUNK, Kind
 from worldmove.transport.handshake import examine, introduce, welcome
-from worldmove.transport.memory import Fault, MemoryNetwork, MemoryTransport
 from worldmove.transport.table import LaneRegion, RegionTable
 
 TOKEN = os.urandom(32)

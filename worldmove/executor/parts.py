@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from worldmove.executor.messages import CopyPiece, Piece
-from worldmove.manifest import DIGEST_BYTES, LeafMap, Place, Span
+from worldmove.manifest import DIGEST_BYTES
 
 MAX_PART_BYTES = 32 * 1024 * 1024
 MIN_PART_BYTES = 4 * 1024 * 1024
@@ -19,32 +18,6 @@ def part_size(
 ) -> int:
     """Bytes of a part for a job of `nbytes`, so that all of `processes` have work, and end together."""
     return min(largest, max(smallest, -(-nbytes // (2 * processes))))
-
-
-def pieces_for(
-    spans: Iterable[Span], leaf_map: LeafMap, places: Sequence[Place], keys: Sequence[int]
-) -> list[Piece]:
-    """Translates spans that begin and end at leaves into pieces to digest.
-
-    Args:
-        spans: as `LeafMap.runs` and `LeafMap.spans` return them.
-        leaf_map: of the manifest.
-        places: where each region lies.
-        keys: for each extent, the key under which it is attached.
-    """
-    pieces = []
-    for span in spans:
-        place = places[span.region]
-        first, _ = leaf_map.leaves_of(span)
-        size = int(leaf_map.leaf_bytes[span.region])
-        pieces.append(Piece(keys[place.extent], place.offset + span.offset, span.length, size, first))
-    return pieces
-
-
-def region_ranges(leaf_map: LeafMap) -> list[tuple[int, int]]:
-    """(first leaf, number of leaves) of every region, in manifest order: what `region_digests` wants."""
-    first = leaf_map.first.tolist()
-    return [(begin, end - begin) for begin, end in itertools.pairwise(first)]
 
 
 def split_digest(pieces: Iterable[Piece], part_bytes: int) -> Iterator[list[Piece]]:

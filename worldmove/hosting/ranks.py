@@ -55,7 +55,6 @@ class Ranks:
         self._target: int | None = None
         self._together: asyncio.Future[None] | None = None
         self._final: Moved | Ended | None = None
-        self._started = asyncio.Event()
         self._adoption = adopted
         self._retired = False
         self._last_block = 0
@@ -343,7 +342,6 @@ class Ranks:
         self.page.epoch = epoch
         self.page.session_id = session_id
         self.page.fence()
-        self._started.clear()
         self._adoption = Adopted(session_id, epoch, self.block, endpoint)
         for rank in self._ranks:
             rank.started = False
@@ -356,20 +354,7 @@ class Ranks:
             return
         rank.started = True
         if all(each.started for each in self._ranks):
-            self._started.set()
             self._on_change("started")
-
-    async def wait_started(self, timeout_s: float) -> None:
-        """Returns when every rank has its adopted world in hand.
-
-        Raises:
-            DeadlineError: not within `timeout_s`; the adoption stands all the same.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._started.wait()
-        except TimeoutError:
-            raise DeadlineError(f"adopted ranks did not start within {timeout_s:g} s") from None
 
     # A node that starts again, and one that goes
 

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
 from worldmove.cuda.ipc import export, pid_namespace
-from worldmove.cuda.memory import Device
 from worldmove.errors import ManifestError, ValidationError
 from worldmove.manifest import HOST, Region, Source
-
-
-class Own(NamedTuple):
-    """Memory of the stack, as long as anybody has a view of it.
-
-    Attributes:
-        device: whose. address: the device pointer. array: what keeps it.
-    """
-
-    device: Device
-    address: int
-    array: Any
 
 
 def own_region(region: Region, array: Any) -> Region:

@@ -1,1 +1,1 @@
-"""The data plane: UCX behind one seam, its in-memory twin, and the lanes."""
+"""The data plane: UCX behind one seam, and the lanes."""

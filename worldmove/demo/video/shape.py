@@ -89,11 +89,6 @@ class Shape:
         """By how many bytes a cache moves at each block; 0 for a ring, which does not."""
         return 0 if self.ring else self.block_tokens * self.width * 2
 
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of all keys and values."""
-        return 2 * self.layers * self.window * self.frame_tokens * self.width * 2
-
 
 SELF_FORCING = Shape()
 SMALL = Shape(

@@ -234,7 +234,7 @@ class MemoryTransport:
         self.network.listeners[listener.port] = (self, listener)
         return listener
 
-    async def connect(self, host: str, port: int, deadline_s: float) -> MemoryConnection:  # noqa: ARG002 - contract
+    async def connect(self, host: str, port: int, deadline_s: float) -> MemoryConnection:
         """See `Transport.connect`."""
         found = self.network.listeners.get(port)
         if found is None:
