@@ -20,6 +20,7 @@ from worldmove.errors import (
     WorldMoveError,
 )
 from worldmove.transport import framing
+from worldmove.transport import lane_messages as said
 from worldmove.transport.account import Told
 from worldmove.transport.base import Connection
 from worldmove.transport.confine import confine
@@ -27,25 +28,6 @@ from worldmove.transport.exchange import BEATS, Exchange, Puller
 from worldmove.transport.faults import Faults
 from worldmove.transport.handshake import examine, introduce, welcome
 from worldmove.transport.held import Held
-from worldmove.transport.lane_messages import (
-    Alive,
-    Bind,
-    Command,
-    Connect,
-    Done,
-    Extents,
-    Failed,
-    Leave,
-    NotPulled,
-    Pull,
-    Pulled,
-    Ready,
-    Refused,
-    Release,
-    Serve,
-    Staged,
-    Wanted,
-)
 from worldmove.transport.lobby import Lobby
 from worldmove.transport.packing import Gauge
 from worldmove.transport.sides import Asks, Side
@@ -72,7 +54,7 @@ class LaneProcess:
 
     def __init__(
         self,
-        channel: ipc.Channel[Command],
+        channel: ipc.Channel[said.Command],
         transport: UcxTransport,
         side: Side,
         stall_s: float,
@@ -103,7 +85,7 @@ class LaneProcess:
         listener = await self._transport.listen()
         if self._device:
             confine(self._device)
-        await self._channel.send(Ready(listener.port))
+        await self._channel.send(said.Ready(listener.port))
         parts = [asyncio.create_task(part) for part in (self._obey(), self._accept(listener), self._beat())]
         done, _ = await asyncio.wait([*parts, self._over], return_when=asyncio.FIRST_COMPLETED)
         try:
@@ -111,13 +93,13 @@ class LaneProcess:
                 part.result()
         except WorldMoveError as error:
             with contextlib.suppress(ConnectionLostError):
-                await self._channel.send(Failed(error.code, error.message))
+                await self._channel.send(said.Failed(error.code, error.message))
             raise
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._stall / BEATS)
-            await self._channel.send(Alive())
+            await self._channel.send(said.Alive())
 
     async def _obey(self) -> None:
         while True:
@@ -125,33 +107,33 @@ class LaneProcess:
                 command, fds = await self._channel.receive()
             except ConnectionLostError:
                 return
-            if isinstance(command, Pull | Staged):
-                self._pull(command) if isinstance(command, Pull) else self._on_staged(command)
+            if isinstance(command, said.Pull | said.Staged):
+                self._pull(command) if isinstance(command, said.Pull) else self._on_staged(command)
                 continue
             try:
                 done = await self._carry_out(command, fds)
             except NoMemoryError as error:
-                await self._channel.send(Refused(error.message, error.details))
+                await self._channel.send(said.Refused(error.message, error.details))
             except TransportError as error:
-                await self._channel.send(Refused(error.message))
+                await self._channel.send(said.Refused(error.message))
             else:
                 await self._channel.send(done)
 
-    async def _carry_out(self, command: Command, fds: list[int]) -> Done:
+    async def _carry_out(self, command: said.Command, fds: list[int]) -> said.Done:
         match command:
-            case Extents():
+            case said.Extents():
                 self._map(command, fds)
-            case Bind():
+            case said.Bind():
                 self._bind(command)
-            case Serve():
+            case said.Serve():
                 self._serve(command)
-            case Connect():
+            case said.Connect():
                 return await self._connect(command)
-            case Release():
-                return Done(account=await self._release(command))
-        return Done()
+            case said.Release():
+                return said.Done(account=await self._release(command))
+        return said.Done()
 
-    def _map(self, command: Extents, fds: list[int]) -> None:
+    def _map(self, command: said.Extents, fds: list[int]) -> None:
         try:
             if len(fds) != len(command.sizes):
                 raise FramingError(f"{len(fds)} descriptors came for {len(command.sizes)} extents")
@@ -160,7 +142,7 @@ class LaneProcess:
         finally:
             ipc.close_all(fds)
 
-    def _bind(self, command: Bind) -> None:
+    def _bind(self, command: said.Bind) -> None:
         if self._lease is not None:
             raise FramingError("the lane is leased")
         rows = np.frombuffer(command.regions, dtype="<i8").reshape(-1, 3).tolist()
@@ -178,14 +160,14 @@ class LaneProcess:
             raise FramingError("the lane serves or is connected already")
         return self._lease
 
-    def _serve(self, command: Serve) -> None:
+    def _serve(self, command: said.Serve) -> None:
         framing.check_token(command.token)
         lease = self._leased()
         lease.token = command.token
         lease.faults = self._faults.of_lease(command.fault)
         lease.paced = command.paced
 
-    async def _connect(self, command: Connect) -> Done:
+    async def _connect(self, command: said.Connect) -> said.Done:
         framing.check_token(command.token)
         lease = self._leased()
         try:
@@ -201,7 +183,7 @@ class LaneProcess:
             raise _FatalError(error) from error
         exchange = self._side.destination(connection, lease.table, self._stall, self._faults, gauge)
         self._start(lease, exchange, gauge)
-        return Done(gauge.gbps, gauge.straight, dict(gauge.rates))
+        return said.Done(gauge.gbps, gauge.straight, dict(gauge.rates))
 
     def _source(self, connection: Connection, lease: Held, gauge: Gauge) -> Exchange:
         leave = partial(self._leave, lease) if lease.paced else None
@@ -209,18 +191,18 @@ class LaneProcess:
         return self._side.source(connection, lease.table, self._stall, lease.faults, asks)
 
     def _leave(self, lease: Held, nbytes: int) -> asyncio.Future[None]:
-        return self._ask(lease, Leave(self._wants + 1, nbytes))
+        return self._ask(lease, said.Leave(self._wants + 1, nbytes))
 
     def _stage(self, lease: Held, slot: int, rows: Rows) -> asyncio.Future[None]:
-        return self._ask(lease, Wanted(self._wants + 1, slot, rows.tobytes()))
+        return self._ask(lease, said.Wanted(self._wants + 1, slot, rows.tobytes()))
 
-    def _ask(self, lease: Held, wish: Leave | Wanted) -> asyncio.Future[None]:
+    def _ask(self, lease: Held, wish: said.Leave | said.Wanted) -> asyncio.Future[None]:
         self._wants += 1
         wanted = lease.wanted[self._wants] = asyncio.get_running_loop().create_future()
         self._report(wish)
         return wanted
 
-    def _on_staged(self, command: Staged) -> None:
+    def _on_staged(self, command: said.Staged) -> None:
         wanted = self._lease.wanted.pop(command.number, None) if self._lease is not None else None
         if wanted is not None and not wanted.done():
             wanted.set_result(None)
@@ -237,7 +219,7 @@ class LaneProcess:
 
         lease.running.add_done_callback(ended)
 
-    def _pull(self, command: Pull) -> None:
+    def _pull(self, command: said.Pull) -> None:
         try:
             exchange = self._lease.exchange if self._lease is not None else None
             spans = framing.unpack_spans(command.spans)
@@ -248,19 +230,19 @@ class LaneProcess:
             else:
                 raise FramingError("the lane is not connected as a destination of this kind")
         except TransportError as error:
-            self._report(NotPulled(command.number, error.code, error.message))
+            self._report(said.NotPulled(command.number, error.code, error.message))
             return
 
         def report(done: asyncio.Future[int]) -> None:
             error = done.exception()
             if isinstance(error, WorldMoveError):
-                self._report(NotPulled(command.number, error.code, error.message))
+                self._report(said.NotPulled(command.number, error.code, error.message))
             else:
-                self._report(Pulled(command.number, done.result()))
+                self._report(said.Pulled(command.number, done.result()))
 
         landed.add_done_callback(report)
 
-    def _report(self, report: Pulled | NotPulled | Wanted | Leave) -> None:
+    def _report(self, report: said.Pulled | said.NotPulled | said.Wanted | said.Leave) -> None:
         task = asyncio.create_task(self._channel.send(report))
         self._pulls.add(task)
         task.add_done_callback(self._reported)
@@ -271,7 +253,7 @@ class LaneProcess:
         if not task.cancelled():
             task.exception()
 
-    async def _release(self, command: Release) -> Told:
+    async def _release(self, command: said.Release) -> Told:
         lease = self._lease
         for extent in self._extents:
             extent.close()

@@ -21,28 +21,8 @@ from worldmove.errors import (
 )
 from worldmove.manifest import Span
 from worldmove.transport import framing
+from worldmove.transport import lane_messages as said
 from worldmove.transport.account import Told
-from worldmove.transport.lane_messages import (
-    Alive,
-    Bind,
-    Command,
-    Connect,
-    Done,
-    Extents,
-    Failed,
-    Leave,
-    NotPulled,
-    Pull,
-    Pulled,
-    Ready,
-    Refused,
-    Release,
-    Report,
-    Serve,
-    Staged,
-    Wanted,
-    Wish,
-)
 from worldmove.transport.slots import RingShape
 from worldmove.transport.table import LaneRegion
 
@@ -75,7 +55,7 @@ class Lane:
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, channel: ipc.Channel[Report], stall_s: float
+        self, process: asyncio.subprocess.Process, channel: ipc.Channel[said.Report], stall_s: float
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self._process = process
@@ -86,13 +66,13 @@ class Lane:
         self.port = 0
         self.move_id: str | None = None
         self.fault = ""
-        self.opened = Done()
+        self.opened = said.Done()
         self.account: Told = {}
         self.lost: asyncio.Future[WorldMoveError] = loop.create_future()
         self._commanding = asyncio.Lock()
         self._mapping = False
         self._mapped_bytes = 0
-        self._answer: asyncio.Future[Report] | None = None
+        self._answer: asyncio.Future[said.Report] | None = None
         self._pulls: dict[int, asyncio.Future[int]] = {}
         self._numbers = 0
         self._tasks = [loop.create_task(self._listen())]
@@ -109,10 +89,10 @@ class Lane:
             ProcessLostError: the lane is gone.
         """
         framing.check_token(token)
-        await self._command(Serve(token, self.fault, self.on_leave is not None))
+        await self._command(said.Serve(token, self.fault, self.on_leave is not None))
 
     async def connect(
-        self, host: str, port: int, token: bytes, timeout_ms: float, wish: Wish | None = None
+        self, host: str, port: int, token: bytes, timeout_ms: float, wish: said.Wish | None = None
     ) -> float:
         """As destination: connects to a serving lane and proves `token`; on failure the lane ends.
 
@@ -133,7 +113,7 @@ class Lane:
         """
         framing.check_token(token)
         seconds = timeout_ms / 1000
-        command = Connect(host, port, token, seconds, wish or Wish())
+        command = said.Connect(host, port, token, seconds, wish or said.Wish())
         self.opened = await self._command(command, beside_s=seconds)
         return self.opened.gbps
 
@@ -166,7 +146,7 @@ class Lane:
         # Where the lane dies while the command is sent, nobody asks this future any more.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await self._send(Pull(number, packed.tobytes(), slot))
+            await self._send(said.Pull(number, packed.tobytes(), slot))
             return await future
         finally:
             self._pulls.pop(number, None)
@@ -177,7 +157,7 @@ class Lane:
         Raises:
             ProcessLostError: the lane is gone.
         """
-        await self._send(Staged(number))
+        await self._send(said.Staged(number))
 
     async def release(self, deadline_s: float = 5.0) -> None:
         """Ends the lease cleanly; when it returns the lane has unmapped everything and serves anew.
@@ -186,7 +166,9 @@ class Lane:
         ended instead: either way nothing is mapped when this returns.
         """
         try:
-            done = await self._command(Release(deadline_s), nbytes=self._mapped_bytes, beside_s=deadline_s)
+            done = await self._command(
+                said.Release(deadline_s), nbytes=self._mapped_bytes, beside_s=deadline_s
+            )
         except WorldMoveError as error:
             self._fail(error)
             await self.gone()
@@ -240,15 +222,15 @@ class Lane:
         for first in range(0, len(extents), FDS_A_MESSAGE):
             part = extents[first : first + FDS_A_MESSAGE]
             sizes = [size for _, size in part]
-            await self._command(Extents(sizes, writable), nbytes=sum(sizes), fds=[fd for fd, _ in part])
+            await self._command(said.Extents(sizes, writable), nbytes=sum(sizes), fds=[fd for fd, _ in part])
         rows = np.array([tuple(region) for region in regions], dtype="<i8")
-        await self._command(Bind(move_id, rows.tobytes(), ring, tuple(cpus)))
+        await self._command(said.Bind(move_id, rows.tobytes(), ring, tuple(cpus)))
         self._mapping, self._heard = False, self._loop.time()
 
     async def ready(self, deadline_s: float = START_DEADLINE) -> None:
         """Returns when the process listens. Raises `ProcessLostError` or `DeadlineError`."""
         answer = await self._await_answer(deadline_s)
-        if not isinstance(answer, Ready):
+        if not isinstance(answer, said.Ready):
             raise ProcessLostError(f"lane {self.pid} began with {type(answer).__name__}")
         self.port = answer.port
         self._tasks.append(asyncio.get_running_loop().create_task(self._guard()))
@@ -265,8 +247,8 @@ class Lane:
                 self._fail(DeadlineError(f"lane {self.pid} gave no sign of life for {2 * self._stall} s"))
 
     async def _command(
-        self, command: Command, *, nbytes: int = 0, beside_s: float = 0.0, fds: Sequence[int] = ()
-    ) -> Done:
+        self, command: said.Command, *, nbytes: int = 0, beside_s: float = 0.0, fds: Sequence[int] = ()
+    ) -> said.Done:
         """Has a command done within the stall deadline, the time of its bytes, and `beside_s`."""
         deadline_s = self._stall + nbytes / SLOWEST_BYTES_PER_S + beside_s
         async with self._commanding:
@@ -278,18 +260,20 @@ class Lane:
                 self.abort()
                 raise
             answer = await self._await_answer(deadline_s, waiting)
-        if isinstance(answer, Refused) and answer.short_of is not None:
+        if isinstance(answer, said.Refused) and answer.short_of is not None:
             raise NoMemoryError(f"lane {self.pid}: {answer.reason}", **answer.short_of)
-        if isinstance(answer, Refused):
+        if isinstance(answer, said.Refused):
             raise TransportError(f"lane {self.pid}: {answer.reason}")
-        return answer if isinstance(answer, Done) else Done()
+        return answer if isinstance(answer, said.Done) else said.Done()
 
-    def _expect(self) -> asyncio.Future[Report]:
+    def _expect(self) -> asyncio.Future[said.Report]:
         self._answer = asyncio.get_running_loop().create_future()
         self._answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         return self._answer
 
-    async def _await_answer(self, deadline_s: float, waiting: asyncio.Future[Report] | None = None) -> Report:
+    async def _await_answer(
+        self, deadline_s: float, waiting: asyncio.Future[said.Report] | None = None
+    ) -> said.Report:
         try:
             async with asyncio.timeout(deadline_s):
                 return await (waiting or self._expect())
@@ -301,7 +285,7 @@ class Lane:
             self.abort()
             raise
 
-    async def _send(self, command: Command, fds: Sequence[int] = ()) -> None:
+    async def _send(self, command: said.Command, fds: Sequence[int] = ()) -> None:
         try:
             await self._channel.send(command, fds)
         except ConnectionLostError as error:
@@ -326,7 +310,7 @@ class Lane:
             if self._process.returncode is None:
                 self._process.kill()
 
-    def _hear(self, report: Report, fds: list[int]) -> None:
+    def _hear(self, report: said.Report, fds: list[int]) -> None:
         ipc.close_all(fds)
         self._heard = self._loop.time()
         self._take(report)
@@ -337,26 +321,26 @@ class Lane:
             while (received := self._channel.receive_nowait()) is not None:
                 self._hear(*received)
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: said.Report) -> None:
         match report:
-            case Pulled(number, nbytes):
+            case said.Pulled(number, nbytes):
                 future = self._pulls.get(number)
                 if future is not None and not future.done():
                     future.set_result(nbytes)
-            case NotPulled(number, code, reason):
+            case said.NotPulled(number, code, reason):
                 future = self._pulls.get(number)
                 if future is not None and not future.done():
                     future.set_exception(self._error(code, reason))
-            case Wanted(number, slot, rows):
+            case said.Wanted(number, slot, rows):
                 self.on_wanted(number, slot, rows)
-            case Leave(number, nbytes):
+            case said.Leave(number, nbytes):
                 if self.on_leave is not None:
                     self.on_leave(number, nbytes)
-            case Failed(code, reason):
+            case said.Failed(code, reason):
                 self._fail(self._error(code, reason))
-            case Alive():
+            case said.Alive():
                 pass
-            case Ready() | Done() | Refused():
+            case said.Ready() | said.Done() | said.Refused():
                 if self._answer is not None and not self._answer.done():
                     self._answer.set_result(report)
 
