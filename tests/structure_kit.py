@@ -105,6 +105,13 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def functions(path: Path) -> list[tuple[str, int]]:
+    """Every function and method of a file with its number of lines."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
+    return [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in found]
+
+
 def imports(path: Path) -> set[str]:
     """Every module that the file names in an import, wherever in it, as absolute dotted names."""
     found = set()

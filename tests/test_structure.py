@@ -11,6 +11,7 @@ import pytest
 from structure_kit import (
     ORDER,
     ROOT,
+    functions,
     imported_modules,
     imports,
     internal_modules,
@@ -22,6 +23,7 @@ from structure_kit import (
 )
 
 MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
 CODE = [*sources("worldmove"), *sources("api")]
 ALL_CODE = [*CODE, *sources("tests"), *sources("tools")]
 
@@ -143,6 +145,13 @@ def test_the_sdk_is_thin(path: Path) -> None:
 def test_files_are_short(path: Path) -> None:
     lines = len((ROOT / path).read_text().splitlines())
     assert lines <= MAX_LINES, f"{lines} lines; at most {MAX_LINES} are allowed"
+
+
+@pytest.mark.parametrize("path", ALL_CODE, ids=by_name)
+def test_functions_are_short(path: Path) -> None:
+    """From `def` to the last line, docstring included."""
+    long = {name: lines for name, lines in functions(path) if lines > MAX_FUNCTION_LINES}
+    assert not long, f"at most {MAX_FUNCTION_LINES} lines are allowed"
 
 
 @pytest.mark.parametrize("path", CODE, ids=by_name)

@@ -17,6 +17,7 @@ from worldmove.hosting.ranks import Pause
 from worldmove.ledger.base import Ledger
 from worldmove.machine import Machine
 from worldmove.protocol import State
+from worldmove.rounds import Taken
 from worldmove.timeline import Timeline
 from worldmove.views import Damage, MoveState, Receipt, RoundView
 
@@ -126,18 +127,7 @@ class Account:
         verified = self._verified
         repaired = verified.repair_bytes if verified else 0
         times, pause = self.timeline, self._pause_ms
-        rounds = tuple(
-            RoundView(
-                number=number,
-                final=verified is not None and number == facts.round,
-                leaves=taken.leaves,
-                bytes=taken.bytes,
-                ms=taken.ms,
-                copied_bytes=taken.copied_bytes,
-                start_ms=times.rounds[number - 1] if number <= len(times.rounds) else None,
-            )
-            for number, taken in enumerate(facts.rounds, start=1)
-        )
+        rounds = self._rounds(facts.rounds, final=facts.round if verified else None)
         commit = self._committed.commit_ms if self._committed else None
         resume = self._adopted.resume_ms if self._adopted else None
         data = None
@@ -181,6 +171,22 @@ class Account:
             resumed_ms=times.resumed_ms,
             path_gbps=self.gbps or _brought(rounds),
             path_reason=self.path_reason,
+        )
+
+    def _rounds(self, taken: Sequence[Taken], *, final: int | None) -> tuple[RoundView, ...]:
+        """The rounds as they went; `final` is the number of the one in the pause, if that was verified."""
+        starts = self.timeline.rounds
+        return tuple(
+            RoundView(
+                number=number,
+                final=number == final,
+                leaves=one.leaves,
+                bytes=one.bytes,
+                ms=one.ms,
+                copied_bytes=one.copied_bytes,
+                start_ms=starts[number - 1] if number <= len(starts) else None,
+            )
+            for number, one in enumerate(taken, start=1)
         )
 
     @property

@@ -92,54 +92,72 @@ def restore_slot(
     own, extents = fds[: record.pages], fds[record.pages :]
     extents, spares = extents[: len(record.extents)], extents[len(record.extents) :]
     try:
-        latest = _latest(record, own, former_folios or {})
+        found = _reopen(record, own, incarnation, owner.folio, former_folios or {})
+    except BaseException:
+        close_all([*extents, *spares])
+        raise
+    try:
+        spare = Spare.restore(record.spare, spares) if record.spare is not None else None
+    except BaseException:
+        found.pages.close()
+        close_all(extents)
+        raise
+    slot = _slot_of(record, found, extents, owner)
+    slot.bound, slot.spare = record.bound, spare
+    return slot
+
+
+class _Found(NamedTuple):
+    """What the former pages say, and the pages from now on."""
+
+    session_id: str | None
+    epoch: int
+    pages: Pages
+
+
+def _reopen(
+    record: SlotRecord, fds: Sequence[int], incarnation: int, folio: Folio, former_folios: Mapping[str, int]
+) -> _Found:
+    """A new page before the former ones, saying what the latest of them says; owns their descriptors `fds`.
+
+    The record follows the page, which is written at once: an adoption stands there first.
+    """
+    try:
+        latest = _latest(record, fds, former_folios)
     except BaseException:
         close_all(fds)
         raise
     try:
-        # The record follows the page, which is written at once: an adoption stands there first.
         session_id, epoch = latest.session_id or record.session_id, latest.epoch
         made = _Made(record.manifest, incarnation, epoch, session_id)
-        idle = session_id is not None and not _anybody(own)
+        idle = session_id is not None and not _anybody(fds)
         lying = latest if record.leaf is not None else None
-        pages = _pages(made, owner.folio if idle else None, own, lying, recovered=True)
-    except BaseException:
-        close_all([*extents, *spares])
-        raise
+        pages = _pages(made, folio if idle else None, fds, lying, recovered=True)
     finally:
         latest.close()
-    try:
-        spare = Spare.restore(record.spare, spares) if record.spare is not None else None
-    except BaseException:
-        pages.close()
-        close_all(extents)
-        raise
-    adopted = None
-    if session_id is not None:
-        adopted = Adopted(session_id, epoch, pages.page.block(0), record.manifest.endpoint)
-    slot = Slot(
+    return _Found(session_id, epoch, pages)
+
+
+def _slot_of(record: SlotRecord, found: _Found, extents: Sequence[int], owner: Owner) -> Slot:
+    """The slot of a record around its extents and its reopened pages."""
+    manifest, adopted = record.manifest, None
+    if found.session_id is not None:
+        adopted = Adopted(found.session_id, found.epoch, found.pages.page.block(0), manifest.endpoint)
+    leaves = LeafMap(manifest.regions)
+    return Slot(
         key=record.key,
-        slot_id=session_id or record.id,
-        session_id=session_id,
+        slot_id=found.session_id or record.id,
+        session_id=found.session_id,
         seed=record.seed,
         fingerprint=record.fingerprint,
-        holding=Holding(
-            record.manifest,
-            record.extents,
-            record.places,
-            tuple(extents),
-            record.counted,
-            LeafMap(record.manifest.regions),
-        ),
-        pages=pages,
+        holding=Holding(manifest, record.extents, record.places, tuple(extents), record.counted, leaves),
+        pages=found.pages,
         secrets=record.secrets,
         revisions=record.revisions,
         adopted=adopted,
         on_change=owner.on_change,
         discard=owner.discard,
     )
-    slot.bound, slot.spare = record.bound, spare
-    return slot
 
 
 class _Made(NamedTuple):

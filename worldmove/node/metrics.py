@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -12,6 +13,21 @@ PAUSE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 TOTAL_BUCKETS = (10, 50, 100, 500, 1000, 5000, 10000, 30000, 60000, 120000)
 REJECTIONS = ("inadmissible", "gate-full", "no-memory", "no-worker")
 SESSION_STATES = ("live", "paused", "unattended", "fenced", "lost", "ended")
+COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("moves_total", "Moves that ended.", ("role", "state")),
+    ("moves_missed_total", "Committed moves that were late.", ()),
+    ("sent_bytes_total", "Bytes of regions moved away.", ()),
+    ("received_bytes_total", "Bytes that landed here.", ()),
+    ("damaged_leaves_total", "Leaves that differed at the destination and were sent again.", ()),
+    ("processes_lost_total", "Processes that ended.", ("kind",)),
+    ("rejected_total", "Inbound moves that were not taken on.", ("code",)),
+    ("recovered_total", "Slots of a former incarnation that were taken over.", ("kind",)),
+)
+HISTOGRAMS = (
+    ("pause_milliseconds", "From the last rank's stop until the destination may generate.", PAUSE_BUCKETS),
+    ("move_milliseconds", "Duration of moves that were released.", TOTAL_BUCKETS),
+    ("snapshot_milliseconds", "How long a world stood for its spare copy.", PAUSE_BUCKETS),
+)
 GAUGES = (
     ("standbys", "Standbys that wait here."),
     ("moves_running", "Moves under way, in either direction."),
@@ -39,104 +55,46 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        name = "worldmove"
-        self._moves = Counter(
-            "moves_total", "Moves that ended.", ["role", "state"], namespace=name, registry=self.registry
-        )
-        self._missed = Counter(
-            "moves_missed_total", "Committed moves that were late.", namespace=name, registry=self.registry
-        )
-        self._sent = Counter(
-            "sent_bytes_total", "Bytes of regions moved away.", namespace=name, registry=self.registry
-        )
-        self._received = Counter(
-            "received_bytes_total", "Bytes that landed here.", namespace=name, registry=self.registry
-        )
-        self._damaged = Counter(
-            "damaged_leaves_total",
-            "Leaves that differed at the destination and were sent again.",
-            namespace=name,
-            registry=self.registry,
-        )
-        self._pause = Histogram(
-            "pause_milliseconds",
-            "From the last rank's stop until the destination may generate.",
-            namespace=name,
-            registry=self.registry,
-            buckets=PAUSE_BUCKETS,
-        )
-        self._total = Histogram(
-            "move_milliseconds",
-            "Duration of moves that were released.",
-            namespace=name,
-            registry=self.registry,
-            buckets=TOTAL_BUCKETS,
-        )
-        self._lost = Counter(
-            "processes_lost_total", "Processes that ended.", ["kind"], namespace=name, registry=self.registry
-        )
-        self._rejected = Counter(
-            "rejected_total",
-            "Inbound moves that were not taken on.",
-            ["code"],
-            namespace=name,
-            registry=self.registry,
-        )
-        self._recovered = Counter(
-            "recovered_total",
-            "Slots of a former incarnation that were taken over.",
-            ["kind"],
-            namespace=name,
-            registry=self.registry,
-        )
-        self._snapshot = Histogram(
-            "snapshot_milliseconds",
-            "How long a world stood for its spare copy.",
-            namespace=name,
-            registry=self.registry,
-            buckets=PAUSE_BUCKETS,
-        )
-        self._sessions = Gauge(
-            "sessions", "Sessions here.", ["state"], namespace=name, registry=self.registry
-        )
-        self._gauges = {key: Gauge(key, text, namespace=name, registry=self.registry) for key, text in GAUGES}
-        self._path = Gauge(
-            "path_gbps", "Last measured rate of a path.", ["path"], namespace=name, registry=self.registry
-        )
+        own: dict[str, Any] = {"namespace": "worldmove", "registry": self.registry}
+        self._count = {key: Counter(key, text, labels, **own) for key, text, labels in COUNTERS}
+        self._spread = {key: Histogram(key, text, buckets=edges, **own) for key, text, edges in HISTOGRAMS}
+        self._gauges = {key: Gauge(key, text, **own) for key, text in GAUGES}
+        self._sessions = Gauge("sessions", "Sessions here.", ["state"], **own)
+        self._path = Gauge("path_gbps", "Last measured rate of a path.", ["path"], **own)
 
     def move_ended(self, role: str, view: MigrationView) -> None:
         """Counts a move that has ended on this node."""
-        self._moves.labels(role=role, state=view.state).inc()
+        self._count["moves_total"].labels(role=role, state=view.state).inc()
         if role == "destination":
-            self._received.inc(view.sent_bytes)
+            self._count["received_bytes_total"].inc(view.sent_bytes)
             return
         receipt = view.receipt
         if receipt is None:
             return
-        self._sent.inc(receipt.sent_bytes)
-        self._damaged.inc(len(receipt.damaged))
+        self._count["sent_bytes_total"].inc(receipt.sent_bytes)
+        self._count["damaged_leaves_total"].inc(len(receipt.damaged))
         if receipt.missed:
-            self._missed.inc()
+            self._count["moves_missed_total"].inc()
         if receipt.pause_ms is not None:
-            self._pause.observe(receipt.pause_ms)
+            self._spread["pause_milliseconds"].observe(receipt.pause_ms)
         if receipt.state == "released":
-            self._total.observe(receipt.total_ms)
+            self._spread["move_milliseconds"].observe(receipt.total_ms)
 
     def rejected(self, code: str) -> None:
         """Counts an inbound move that was not taken on."""
-        self._rejected.labels(code=code if code in REJECTIONS else "other").inc()
+        self._count["rejected_total"].labels(code=code if code in REJECTIONS else "other").inc()
 
     def process_lost(self, kind: str) -> None:
         """Counts an executor, lane or keeper that ended while the node lives; another one takes its place."""
-        self._lost.labels(kind=kind).inc()
+        self._count["processes_lost_total"].labels(kind=kind).inc()
 
     def snapshot_taken(self, milliseconds: float) -> None:
         """Counts a snapshot by how long its world stood."""
-        self._snapshot.observe(milliseconds)
+        self._spread["snapshot_milliseconds"].observe(milliseconds)
 
     def recovered(self, kind: str) -> None:
         """Counts a session or standby that a former incarnation left."""
-        self._recovered.labels(kind=kind).inc()
+        self._count["recovered_total"].labels(kind=kind).inc()
 
     def path_rate(self, path: str, gbps: float) -> None:
         """Notes what a path has just carried."""
