@@ -71,6 +71,7 @@ ORDER = (
     "timeline",
     "receipts",
     "readiness",
+    "outbound",
     "source",
     "destination",
     "faults",

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from math import inf
-from urllib.parse import urlsplit
 
 from worldmove import messages as m
 from worldmove import protocol as p
-from worldmove.arming import Armed, Sign
-from worldmove.digest import LeafTable
-from worldmove.directing import DirectServing
 from worldmove.driver import Driver, PeerChannel, Perform, Services
 from worldmove.errors import LostRaceError, MoveAbortedError, PeerError, WorldMoveError
 from worldmove.hosting.ranks import Pause
@@ -23,14 +16,11 @@ from worldmove.hosting.slots import Slot
 from worldmove.ledger import records
 from worldmove.ledger.records import MoveRef, SessionRecord
 from worldmove.machine import Role
-from worldmove.offering import Serving, descriptors_of
-from worldmove.page.looking import open_to_look
+from worldmove.outbound import Outbound
 from worldmove.rates import SETTLE
-from worldmove.reading import Plan, Reader
 from worldmove.receipts import Account
 from worldmove.rounds import RoundPolicy
 from worldmove.sessions import Session
-from worldmove.staging import Stage, needs_ring
 
 Connect = Callable[[], Awaitable[PeerChannel]]
 DOUBT_POLL_S = 0.05
@@ -63,17 +53,8 @@ class SourceMove(Driver):
         self.account = Account(hello, destination)
         self.admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connect = connect
-        self._pins = contextlib.ExitStack()
-        self._holding = self._pins.enter_context(session.slot.pinned())
+        self._memory = Outbound(services, session.slot, hello, self._on_lane_lost, self._on_direct_lost)
         self._before: SessionRecord | None = None
-        self._token: bytes | None = None
-        self._reader = Reader(self._holding, services.executors, session.slot.seed)
-        stage = Stage(self._reader, services.executors) if needs_ring(self._holding) else None
-        self._lanes = Serving(services.lanes, services.rings, stage)
-        self._direct = DirectServing(services.direct)
-        self._table: LeafTable | None = None
-        self._plan: Plan | None = None
-        self._armed: Armed | None = None
         self._pause: Pause | None = None
         self._gave_up_at: float | None = None
         self._quiet: asyncio.Future[None] | None = None
@@ -192,48 +173,12 @@ class SourceMove(Driver):
         return record
 
     async def _offer_path(self, action: p.OfferPath) -> None:
-        await self._reader.open()
-        self._table = await self._reader.table()
-        self._plan = self._reader.plan_read(self._table, self._reader.all_spans())
-        await self._reader.prepare(self._plan)
-        memory = self._holding
-        if action.path == "local":
-            self._token = secrets.token_bytes(32)
-            page = await self._arm(self._plan)
-            self.services.door.offer(self._token, (*memory.fds, *page))
-            begin = descriptors_of(memory, str(self.services.door.path), self._token, page=bool(page))
-        elif action.path == "direct":
-            spare = await self._serve_lanes(action.lanes) if action.lanes else ()
-            begin = await self._direct.begin(self.move_id, memory, self._host(), self._on_direct_lost, spare)
-        else:
-            begin = m.Begin(lanes=await self._serve_lanes(action.lanes))
-        self.post(p.PathOffered(begin=begin))
-
-    async def _arm(self, plan: Plan) -> tuple[int, ...]:
-        """Arms the reading of a world that will stand; the page that shows it, for the destination too."""
-        pages = self.slot.pages
-        stands = not self.hello.live and self.slot.ranks.attended and pages.leaf is None
-        if not (stands and all(pool.arms for pool, _ in plan.parts)):
-            return ()
-        page = open_to_look(pages.fds[0])
-        self._pins.callback(os.close, page)
-        self._armed = Armed(plan, await Sign.open(page, [pool for pool, _ in plan.parts]))
-        self._plan = None
-        return (page,)
+        self.post(p.PathOffered(begin=await self._memory.offer(action)))
 
     def _on_direct_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
         facts = self.machine.facts  # before the path is open the staged one may still take its place
         if facts.path == "direct" and not (facts.lanes and self.machine.state is p.State.ADMITTED):
             self._on_lane_lost(future)
-
-    def _host(self) -> str:
-        return self.services.lanes.host or urlsplit(self.services.url).hostname or "127.0.0.1"
-
-    async def _serve_lanes(self, count: int) -> tuple[m.LaneOffer, ...]:
-        hello, terms = self.hello, self.hello.terms or m.Terms()
-        nbytes = hello.manifest.nbytes + (terms.dirty_bytes_per_s or 0.0) * hello.deadline_ms / 1000
-        self._lanes.limit(self.services.outlet.join(self.move_id, int(nbytes), hello.deadline_ms / 1000))
-        return await self._lanes.offer(count, self.move_id, self._holding, self._host(), self._on_lane_lost)
 
     def _on_lane_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
         if not future.cancelled() and not self.machine.facts.complete:
@@ -246,59 +191,35 @@ class SourceMove(Driver):
 
     def _note_prepared(self, _action: p.NotePrepared) -> None:
         self.account.prepared()
-        if self.machine.facts.path == "staged":
-            self._work.spawn(self._direct.end())
-        elif self.machine.facts.lanes:
-            self._work.spawn(self._release_staged())
+        facts = self.machine.facts
+        if facts.path == "staged" or facts.lanes:
+            self._work.spawn(self._memory.keep_only(facts.path))
         self.post(p.PreparedHere(block=self.session.slot.ranks.block))
 
     def _note_landed(self, _action: p.NoteLanded) -> None:
         self.post(p.LandedHere(block=self.session.slot.ranks.block))
 
-    async def _release_staged(self) -> None:
-        for error in await self._lanes.release():
-            self.log.info("lane ended instead of being released", error=str(error))
-
     async def _read_table(self, action: p.ReadTable) -> None:
-        table, block = self._opened_table(), self.session.slot.ranks.block
+        table, block = self._memory.table, self.session.slot.ranks.block
 
         def send(first: int, count: int) -> None:
             for start in range(first, first + count, m.MAX_PART_LEAVES):
                 some = min(m.MAX_PART_LEAVES, first + count - start)
                 self.send(m.TablePart(number=action.number, first=start, digests=table.slice(start, some)))
 
-        if self._armed is not None and self._pause is not None:
-            self._armed.go()
-            if await self._armed.stood_at(self._pause.block):
-                send(0, table.count)
-                self.post(p.TableDone(number=action.number, block=block))
-                return
-        plan, self._plan = self._plan, None
-        if plan is None:
-            plan = self._reader.plan_read(table, self._reader.all_spans())
-        start = time.monotonic()
-        # Direct lanes copy on the same devices, and need their turns there.
-        for some in plan.single_parts() if self.machine.facts.path == "direct" else [plan]:
-            await self._reader.perform(some, urgent=action.final, on_read=send)
-        manifest = self.hello.manifest
-        self.services.intake.note_digest("source", manifest, manifest.nbytes, time.monotonic() - start)
+        in_turns = self.machine.facts.path == "direct"
+        await self._memory.read(send, urgent=action.final, in_turns=in_turns, pause=self._pause)
         self.post(p.TableDone(number=action.number, block=block))
-
-    def _opened_table(self) -> LeafTable:
-        if self._table is None:
-            raise PeerError("a table is wanted before the path was opened")
-        return self._table
 
     async def _pause_world(self, _action: p.PauseWorld) -> None:
         ranks = self.session.slot.ranks
         # The workers of a node that has just started again come back at their boundaries.
         await ranks.roll.back(self.services.settings.peer_timeout_ms / 1000)
         timeout = max(self.hello.deadline_ms - self.account.elapsed_ms, 0) / 1000
-        if self._armed is not None:
-            self._armed.start()
+        self._memory.expect_stop()
         self._pause = await ranks.pause(timeout, allow_unattended=self.hello.allow_unattended)
         self.account.paused(self._pause)
-        self._lanes.stand(self.hello.horizon_ms / 1000)
+        self._memory.stands()
         self._limit_pause(self._pause.stopped_at)
         self.post(p.WorldPaused(block=self._pause.block))
 
@@ -314,14 +235,7 @@ class SourceMove(Driver):
         pause = self._pause
         if pause is None:
             raise PeerError("a seal is wanted before the world was paused")
-        sealed_root = await self._reader.root(
-            self._opened_table(),
-            session_id=self.session_id,
-            epoch=self.hello.epoch,
-            block=pause.block,
-            host_states=pause.host_states,
-        )
-        self.account.source_root = sealed_root
+        self.account.source_root = sealed_root = await self._memory.root(pause)
         sealed = m.Sealed(block=pause.block, host_states=pause.host_states, root=sealed_root)
         self.post(p.WorldSealed(sealed=sealed))
 
@@ -335,7 +249,7 @@ class SourceMove(Driver):
 
     async def _release_world(self, _action: p.ReleaseWorld) -> None:
         self.session.leave(self.destination, self.session.record.endpoint)
-        await self._close_path()
+        await self._memory.close()
         self.post(p.WorldReleased())
 
     async def _abort_path(self, _action: p.AbortPath) -> None:
@@ -344,21 +258,9 @@ class SourceMove(Driver):
         await asyncio.shield(self._quiet)
 
     async def _ended_path(self) -> None:
-        if self._armed is not None:
-            self._armed.drop()
+        self._memory.drop()
         await self._work.cancel()
-        await self._lanes.end()
-        await self._direct.end()
-        await self._close_path()
-
-    async def _close_path(self) -> None:
-        if self._token is not None:
-            self.services.door.withdraw(self._token)
-        await self._release_staged()
-        await self._direct.release()
-        if self._armed is not None:
-            await self._armed.close()
-        await self._reader.close()
+        await self._memory.end()
 
     async def _await_adoption(self, _action: p.AwaitAdoption) -> None:
         """The destination has the peer's time to adopt; then the world is taken back by a swap."""
@@ -390,11 +292,11 @@ class SourceMove(Driver):
             if self._quiet is not None:
                 await asyncio.shield(self._quiet)
             else:
-                await self._close_path()
+                await self._memory.close()
             self._answer(self.account.rejection(facts.code, facts.message))
             await self.account.write(self.services.ledger, self.machine, self.session.record.epoch)
         finally:
             self._answer(MoveAbortedError("the move ended unexpectedly", reason="internal"))
-            self._pins.close()
+            self._memory.free()
             self.session.end_move(self)
             await self.end()

@@ -1,0 +1,190 @@
+"""The source's memory during a move: offered over a path, read into leaf tables, let go of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from urllib.parse import urlsplit
+
+import structlog
+
+from worldmove import messages as m
+from worldmove import protocol as p
+from worldmove.arming import Armed, Sign
+from worldmove.digest import LeafTable
+from worldmove.directing import DirectServing
+from worldmove.driver import Services
+from worldmove.errors import PeerError
+from worldmove.hosting.ranks import Pause
+from worldmove.hosting.slots import Slot
+from worldmove.offering import OnLost, Serving, descriptors_of
+from worldmove.page.looking import open_to_look
+from worldmove.reading import OnRead, Plan, Reader
+from worldmove.staging import Stage, needs_ring
+
+
+class Outbound:
+    """The memory of one session that moves away.
+
+    Args:
+        services: of the node.
+        slot: the session's. Its memory as it is now stays pinned until `free`.
+        hello: what the move is.
+        on_lost: called when a lane fails.
+        on_direct_lost: called when a lane of the direct path does.
+    """
+
+    def __init__(
+        self, services: Services, slot: Slot, hello: m.Hello, on_lost: OnLost, on_direct_lost: OnLost
+    ) -> None:
+        self._services = services
+        self._slot = slot
+        self._hello = hello
+        self._on_lost = on_lost
+        self._on_direct_lost = on_direct_lost
+        self._log = structlog.get_logger().bind(move=hello.move_id, role="source")
+        self._pins = contextlib.ExitStack()
+        self._holding = self._pins.enter_context(slot.pinned())
+        self._reader = Reader(self._holding, services.executors, slot.seed)
+        stage = Stage(self._reader, services.executors) if needs_ring(self._holding) else None
+        self._lanes = Serving(services.lanes, services.rings, stage)
+        self._direct = DirectServing(services.direct)
+        self._token: bytes | None = None
+        self._table: LeafTable | None = None
+        self._plan: Plan | None = None
+        self._armed: Armed | None = None
+
+    @property
+    def table(self) -> LeafTable:
+        """What `read` writes into; a peer that wants it before it was offered a path is out of turn."""
+        if self._table is None:
+            raise PeerError("a table is wanted before the path was opened")
+        return self._table
+
+    async def offer(self, action: p.OfferPath) -> m.Begin:
+        """Gets everything ready to be read and carried; what the destination is told.
+
+        Raises:
+            WorldMoveError: see `LanePool.lease`, `Rings.borrow` and `Reader.open`.
+        """
+        await self._reader.open()
+        self._table = await self._reader.table()
+        self._plan = self._reader.plan_read(self._table, self._reader.all_spans())
+        await self._reader.prepare(self._plan)
+        if action.path == "local":
+            self._token = secrets.token_bytes(32)
+            page = await self._arm(self._plan)
+            door = self._services.door
+            door.offer(self._token, (*self._holding.fds, *page))
+            return descriptors_of(self._holding, str(door.path), self._token, page=bool(page))
+        if action.path == "direct":
+            spare = await self._serve(action.lanes) if action.lanes else ()
+            move_id, host = self._hello.move_id, self._host()
+            return await self._direct.begin(move_id, self._holding, host, self._on_direct_lost, spare)
+        return m.Begin(lanes=await self._serve(action.lanes))
+
+    async def _arm(self, plan: Plan) -> tuple[int, ...]:
+        """Arms the reading of a world that will stand; the page that shows it, for the destination too."""
+        pages = self._slot.pages
+        stands = not self._hello.live and self._slot.ranks.attended and pages.leaf is None
+        if not (stands and all(pool.arms for pool, _ in plan.parts)):
+            return ()
+        page = open_to_look(pages.fds[0])
+        self._pins.callback(os.close, page)
+        self._armed = Armed(plan, await Sign.open(page, [pool for pool, _ in plan.parts]))
+        self._plan = None
+        return (page,)
+
+    def _host(self) -> str:
+        return self._services.lanes.host or urlsplit(self._services.url).hostname or "127.0.0.1"
+
+    async def _serve(self, count: int) -> tuple[m.LaneOffer, ...]:
+        hello, terms = self._hello, self._hello.terms or m.Terms()
+        deadline_s = hello.deadline_ms / 1000
+        nbytes = hello.manifest.nbytes + (terms.dirty_bytes_per_s or 0.0) * deadline_s
+        self._lanes.limit(self._services.outlet.join(hello.move_id, int(nbytes), deadline_s))
+        return await self._lanes.offer(count, hello.move_id, self._holding, self._host(), self._on_lost)
+
+    async def keep_only(self, path: str | None) -> None:
+        """The destination has taken this path: what was offered beside it goes."""
+        if path == "staged":
+            await self._direct.end()
+        else:
+            await self._release_lanes()
+
+    async def read(self, on_read: OnRead, *, urgent: bool, in_turns: bool, pause: Pause | None) -> None:
+        """Reads everything into the table, or takes what was read by itself when the world stopped.
+
+        Args:
+            on_read: told (first leaf, count) of what is in the table.
+            urgent: the world stands.
+            in_turns: beside lanes that copy on the same devices, and need their turns there.
+            pause: in which the world stands, if it does.
+
+        Raises:
+            WorldMoveError: see `Reader.perform`.
+        """
+        table = self.table
+        if self._armed is not None and pause is not None:
+            self._armed.go()
+            if await self._armed.stood_at(pause.block):
+                on_read(0, table.count)
+                return
+        plan, self._plan = self._plan, None
+        if plan is None:
+            plan = self._reader.plan_read(table, self._reader.all_spans())
+        start = time.monotonic()
+        for some in plan.single_parts() if in_turns else [plan]:
+            await self._reader.perform(some, urgent=urgent, on_read=on_read)
+        manifest = self._hello.manifest
+        self._services.intake.note_digest("source", manifest, manifest.nbytes, time.monotonic() - start)
+
+    def expect_stop(self) -> None:
+        """The world is asked to stop now: what is armed waits for that."""
+        if self._armed is not None:
+            self._armed.start()
+
+    def stands(self) -> None:
+        """The world stands: its bytes go before those of worlds that generate."""
+        self._lanes.stand(self._hello.horizon_ms / 1000)
+
+    async def root(self, pause: Pause) -> str:
+        """The root of the paused world, from the table and its host states."""
+        return await self._reader.root(
+            self.table,
+            session_id=self._hello.session_id,
+            epoch=self._hello.epoch,
+            block=pause.block,
+            host_states=pause.host_states,
+        )
+
+    def drop(self) -> None:
+        """The move is given up: what is armed begins no more."""
+        if self._armed is not None:
+            self._armed.drop()
+
+    async def end(self) -> None:
+        """Ends the lanes' processes, then as `close`: nothing carries the memory any more."""
+        await self._lanes.end()
+        await self._direct.end()
+        await self.close()
+
+    async def close(self) -> None:
+        """Takes the offer back; returns when nobody reads the memory for this move."""
+        if self._token is not None:
+            self._services.door.withdraw(self._token)
+        await self._release_lanes()
+        await self._direct.release()
+        if self._armed is not None:
+            await self._armed.close()
+        await self._reader.close()
+
+    async def _release_lanes(self) -> None:
+        for error in await self._lanes.release():
+            self._log.info("lane ended instead of being released", error=str(error))
+
+    def free(self) -> None:
+        """The memory is not the move's any more."""
+        self._pins.close()
