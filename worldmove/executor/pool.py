@@ -13,6 +13,7 @@ from functools import partial
 from worldmove.errors import ManifestError, ProcessLostError, TransportError, ValidationError
 from worldmove.executor import messages as m
 from worldmove.executor import work
+from worldmove.executor.attached import Attached
 from worldmove.executor.crew import Crew, EventSink, Memory, disown
 from worldmove.executor.jobs import Board, Job, Part
 from worldmove.executor.kinds import HOST, Kind
@@ -49,8 +50,7 @@ class ExecutorPool:
         self._kind = kind
         self._board = Board()
         self._crew = Crew(processes, nice, stall_s, self._pump, on_event=on_event, kind=kind)
-        self._leaving: set[int] = set()
-        self._next_key = 1
+        self._attached = Attached(self._crew, self._board)
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -136,14 +136,7 @@ class ExecutorPool:
         except OSError as error:
             short = shortage("memory for an executor", nbytes, error)
             raise short or TransportError(f"descriptor {fd} cannot be attached: {error}") from error
-        key, self._next_key = self._next_key, self._next_key + 1
-        try:
-            await self._crew.attach(key, memory)
-        except BaseException:
-            self._leaving.add(key)
-            self._crew.later(self._forget(key))
-            raise
-        return key
+        return await self._attached.attach(memory)
 
     async def allocate(self, nbytes: int) -> int:
         """Makes memory of the device, all zero.
@@ -185,9 +178,7 @@ class ExecutorPool:
         Raises:
             ValidationError: the key isn't attached.
         """
-        self._get(key)
-        self._leaving.add(key)
-        await asyncio.shield(self._crew.later(self._forget(key)))
+        await self._attached.detach(key)
 
     async def settle(self, key: int) -> None:
         """Returns when no queued or running job touches memory `key`.
@@ -224,7 +215,7 @@ class ExecutorPool:
 
     def plan_digest(self, table: int, seed: int, pieces: Sequence[Piece]) -> list[Part]:
         """The parts of a `digest`, for `prepare` and `perform`; raises ValidationError as `digest`."""
-        self._check_digest(table, pieces)
+        self._attached.check_digest(table, pieces)
         return work.digest_parts(table, seed, pieces, self._part_size(sum(piece.length for piece in pieces)))
 
     async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False, order: Order = False) -> None:
@@ -239,7 +230,7 @@ class ExecutorPool:
             ValidationError: a piece lies outside its memory, or its target is read-only.
             ProcessLostError: an executor died meanwhile; the targets are undefined.
         """
-        self._check_copies(pieces)
+        self._attached.check_copies(pieces)
         size = self._part_size(sum(piece.length for piece in pieces))
         await self._run(work.move_parts(pieces, size, order), urgent=urgent)
 
@@ -257,8 +248,8 @@ class ExecutorPool:
         Raises:
             ValidationError: as `copy` and `digest`.
         """
-        self._check_digest(table, reads)
-        self._check_copies(copies)
+        self._attached.check_digest(table, reads)
+        self._attached.check_copies(copies)
         return work.land_parts(table, seed, copies, reads)
 
     async def prepare(self, parts: Sequence[Part]) -> None:
@@ -283,7 +274,7 @@ class ExecutorPool:
         """Does what was planned, once; arguments and errors as `digest`, a detached key included."""
         for part in parts:
             for key in part.keys:
-                self._get(key)
+                self._attached.get(key)
         await self._run(parts, urgent=urgent, on_part=on_part)
 
     async def fill(self, key: int, byte: int, ranges: Sequence[tuple[int, int]] | None = None) -> None:
@@ -298,9 +289,9 @@ class ExecutorPool:
             ValidationError: it isn't attached, or read-only, or a range lies outside, or `byte` isn't one.
             ProcessLostError: an executor died meanwhile; the contents are undefined.
         """
-        wanted = [(0, self._get(key).nbytes)] if ranges is None else ranges
+        wanted = [(0, self._attached.get(key).nbytes)] if ranges is None else ranges
         for offset, length in wanted:
-            self._check(key, offset, length, writable=True)
+            self._attached.check(key, offset, length, writable=True)
         if not 0 <= byte <= 255:
             raise ValidationError(f"byte is {byte}; 0 to 255 are allowed", field="byte")
         size = self._part_size(sum(length for _, length in wanted))
@@ -316,7 +307,7 @@ class ExecutorPool:
             ProcessLostError: an executor died meanwhile.
         """
         for first, count in ranges:
-            self._check(table, first * DIGEST_BYTES, count * DIGEST_BYTES)
+            self._attached.check(table, first * DIGEST_BYTES, count * DIGEST_BYTES)
         size = self._part_size(sum(count for _, count in ranges) * DIGEST_BYTES)
         parts = work.hash_parts(table, ranges, size)
         await self._run(parts, urgent=urgent)
@@ -365,32 +356,6 @@ class ExecutorPool:
     async def _close(self) -> None:
         await self._board.idle()
         await self._crew.close()
-
-    async def _forget(self, key: int) -> None:
-        await self._board.quiet(key)
-        try:
-            await self._crew.detach(key)
-        finally:
-            self._leaving.discard(key)
-
-    def _get(self, key: int) -> Memory:
-        memory = self._crew.memory.get(key)
-        if memory is None or key in self._leaving:
-            raise ValidationError(f"memory {key} is not attached", field="key")
-        return memory
-
-    def _check(self, key: int, offset: int, length: int, *, writable: bool = False) -> None:
-        self._get(key).check(key, offset, length, writable=writable)
-
-    def _check_digest(self, table: int, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            self._check(piece.key, piece.offset, piece.length)
-        work.check_rows(pieces, self._get(table).nbytes)
-
-    def _check_copies(self, pieces: Sequence[CopyPiece]) -> None:
-        for piece in pieces:
-            self._check(piece.source_key, piece.source_offset, piece.length)
-            self._check(piece.key, piece.offset, piece.length, writable=True)
 
     def _check_open(self) -> None:
         if self._closed:

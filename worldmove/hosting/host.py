@@ -19,7 +19,6 @@ from worldmove.errors import (
     AlreadyMovingError,
     ConflictError,
     FingerprintMismatchError,
-    NotFoundError,
     NoWorkerError,
     SessionExistsError,
     WorldMoveError,
@@ -28,6 +27,7 @@ from worldmove.hosting.door import Door, Entry
 from worldmove.hosting.entrance import Entrance
 from worldmove.hosting.folio import Folio
 from worldmove.hosting.handback import Returns
+from worldmove.hosting.lying import Lying
 from worldmove.hosting.making import Name, Owner, make_slot, restore_slot
 from worldmove.hosting.matching import ANY, RETRY_AFTER_MS, find_standby
 from worldmove.hosting.memory import Arenas, check_made, take
@@ -73,15 +73,14 @@ class Host:
     ) -> None:
         self.socket_path = socket_path
         self.incarnation = incarnation
-        self.sessions: dict[str, Slot] = {}
-        self.standbys: dict[str, Slot] = {}
-        self._slots: dict[str, Slot] = {}
+        self._lying = Lying()
+        self.sessions, self.standbys = self._lying.sessions, self._lying.standbys
         self._opening: set[str] = set()
         self._arenas = arenas
         self._shelf = Shelf(keeper)
         self._on_change = on_change
         self._tickets = TicketBook()
-        self._entrance = Entrance(self._slots, self._tickets, self._shelf)
+        self._entrance = Entrance(self._lying.by_key, self._tickets, self._shelf)
         self._door = Door(socket_path, self)
         self._freeing = Tasks(self._not_freed)
         self._folio = Folio()
@@ -96,7 +95,7 @@ class Host:
     @property
     def slots(self) -> tuple[Slot, ...]:
         """Everything that lies here: of a session that moves within the node, two."""
-        return tuple(self._slots.values())
+        return tuple(self._lying.by_key.values())
 
     def start(self) -> None:
         """Opens the door. Call `recover` first where a former incarnation may have left slots.
@@ -111,17 +110,15 @@ class Host:
         await self._door.close()
         await self._shelf.close()
         # Not of a slot that was dropped and is still in use: nobody would ever fetch its page.
-        lying = any(slot.pages.leaf is not None for slot in self._slots.values())
-        for slot in list(self._slots.values()):
+        lying = any(slot.pages.leaf is not None for slot in self._lying.by_key.values())
+        for slot in list(self._lying.by_key.values()):
             slot.ranks.close()
             slot.close(self._arenas)
         with contextlib.suppress(
             WorldMoveError
         ):  # a keeper that is lost, or another node's, holds it no more
             await self._shelf.keep_folio(self._folio.key if lying else None)
-        self._slots.clear()
-        self.sessions.clear()
-        self.standbys.clear()
+        self._lying.clear()
         self._folio.close()
         await self._freeing.join()
 
@@ -148,7 +145,6 @@ class Host:
         self._opening.add(session_id)
         try:
             slot = await self._open(spec, Name(session_id, session_id, seed), epoch)
-            self.sessions[session_id] = slot
         finally:
             self._opening.discard(session_id)
         return slot, self._issue(slot)
@@ -156,7 +152,6 @@ class Host:
     async def open_standby(self, spec: SessionSpec) -> tuple[Slot, tuple[Ticket, ...]]:
         """Makes the memory of a standby; raises as `open_session`."""
         slot = await self._open(spec, Name(f"standby-{secrets.token_hex(8)}", None), 0)
-        self.standbys[slot.id] = slot
         return slot, self._issue(slot)
 
     async def _open(self, spec: SessionSpec, name: Name, epoch: int) -> Slot:
@@ -177,7 +172,7 @@ class Host:
             slot.ranks.close()
             slot.close(self._arenas)
             raise
-        self._slots[slot.key] = slot
+        self._lying.add(slot)
         return slot
 
     async def recover(self) -> list[Slot]:
@@ -213,10 +208,7 @@ class Host:
             log.warning("slot.unreadable", slot=found.record.id, code=error.code, reason=error.message)
             return None
         self._arenas.adopt(slot.counted_bytes)
-        self._slots[slot.key] = slot
-        table = self.standbys if slot.session_id is None else self.sessions
-        # After a move within this node there may be two: the later epoch is the world.
-        table[slot.id] = max(slot, table.get(slot.id, slot), key=lambda each: each.ranks.page.epoch)
+        self._lying.add(slot)
         return slot
 
     def close_slot(self, slot: Slot, answer: Moved | Ended) -> None:
@@ -224,11 +216,8 @@ class Host:
 
         The descriptors of this node and of the keeper go now (while `pinned`: then); workers have their own.
         """
-        if self._slots.pop(slot.key, None) is None:
+        if not self._lying.remove(slot):
             return
-        for table in (self.sessions, self.standbys):
-            if table.get(slot.id) is slot:
-                del table[slot.id]
         self._tickets.void(slot.key)
         self._shelf.drop(slot)
         slot.ranks.finish(answer)
@@ -265,17 +254,11 @@ class Host:
 
     def session(self, session_id: str) -> Slot:
         """The slot of a session; `NotFoundError` if it does not lie here."""
-        slot = self.sessions.get(session_id)
-        if slot is None:
-            raise NotFoundError(f"session {session_id!r} is not on this node", session_id=session_id)
-        return slot
+        return self._lying.session(session_id)
 
     def standby(self, standby_id: str) -> Slot:
         """The slot of a standby; `NotFoundError` if there is none."""
-        slot = self.standbys.get(standby_id)
-        if slot is None:
-            raise NotFoundError(f"no standby {standby_id!r} on this node", standby_id=standby_id)
-        return slot
+        return self._lying.standby(standby_id)
 
     def find_standby(self, manifest: Manifest, fingerprint: Mapping[str, str], wanted: Wanted = ANY) -> Slot:
         """A vacant standby that can take the session; raises as `matching.find_standby`."""
@@ -315,7 +298,7 @@ class Host:
         Raises:
             ProcessLostError: that one is gone, too.
         """
-        await self._shelf.use(keeper, list(self._slots.values()))
+        await self._shelf.use(keeper, list(self._lying.by_key.values()))
 
     def load(self, slot: Slot, block: int, host_states: Sequence[bytes]) -> None:
         """Writes block and host states into a bound standby's page, before the commit; nobody is told."""
@@ -355,17 +338,17 @@ class Host:
 
     def _check_away(self, first: Handback) -> None:
         name, key = first.session_id, first.rejoin.slot
-        if name in self.sessions or name in self._opening or key in self._slots:
+        if name in self.sessions or name in self._opening or key in self._lying.by_key:
             raise ConflictError(f"session {name!r} is on this node already")
 
     def _take_back(self, slot: Slot) -> None:
         self._arenas.adopt(slot.counted_bytes)
-        self._slots[slot.key] = self.sessions[slot.id] = slot
+        self._lying.add(slot)
         self._shelf.refresh(slot)
 
     async def revise(self, slot: str, rank: int, revision: Revise, fds: Sequence[int]) -> None:
         """See `worldmove.hosting.door.Desk`."""
-        held = self._slots.get(slot)
+        held = self._lying.by_key.get(slot)
         if held is None:
             close_all(fds)
             return
@@ -374,12 +357,12 @@ class Host:
         except BaseException:
             close_all(fds)
             raise
-        if held.key not in self._slots:
+        if held.key not in self._lying.by_key:
             close_all(fds)
             return
         held.revise(rank, revision, fds, self._arenas)
         await self._shelf.put(held)
-        if held.key in self._slots:
+        if held.key in self._lying.by_key:
             held.ranks.page.set_revisions(rank, held.revisions[rank])
 
     def _discard(self, fds: Sequence[int]) -> None:
@@ -390,7 +373,7 @@ class Host:
         log.warning("arenas.free", reason=str(error))
 
     def _changed(self, slot: Slot, change: Change) -> None:
-        if change == "attached" and slot.key in self._slots:
+        if change == "attached" and slot.key in self._lying.by_key:
             # Former pages may have gone with the last worker that came back.
             self._shelf.refresh(slot)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 
@@ -13,7 +13,7 @@ import structlog
 from worldmove.config import Settings
 from worldmove.descriptors import DescriptorDoor
 from worldmove.directing import DirectRates
-from worldmove.driver import PeerChannel, Services
+from worldmove.driver import Services
 from worldmove.errors import WorldMoveError
 from worldmove.faults.equipment import Equipment
 from worldmove.hosting.host import Host
@@ -27,6 +27,7 @@ from worldmove.ledger.records import Claim, NodeInfo
 from worldmove.memory.limits import raise_descriptor_limit
 from worldmove.node.admitting import Admission
 from worldmove.node.devices import Devices
+from worldmove.node.face import Face
 from worldmove.node.heap import Heap
 from worldmove.node.keepers import Keepers
 from worldmove.node.lease import Lease
@@ -34,7 +35,6 @@ from worldmove.node.metrics import Metrics
 from worldmove.node.moving import Moves
 from worldmove.node.recovery import Recovery
 from worldmove.node.registering import Registrar
-from worldmove.node.resolving import Decision
 from worldmove.node.returning import warrant
 from worldmove.node.showing import boot_id, lane_views, peer_nodes, standby_views
 from worldmove.node.snapshots import Snapshots
@@ -45,22 +45,7 @@ from worldmove.tasks import Tasks
 from worldmove.tls import NodeTls
 from worldmove.tokens import TokenFile
 from worldmove.transport.pool import LanePool
-from worldmove.views import (
-    BoundaryView,
-    DigestView,
-    DryRun,
-    MigrationPage,
-    MigrationRequest,
-    MigrationView,
-    NodeView,
-    PeerNode,
-    Registration,
-    Resolution,
-    SessionEvent,
-    SessionPage,
-    SessionSpec,
-    SessionView,
-)
+from worldmove.views import NodeView, PeerNode
 
 LEASE_S = 5.0
 MOVES_AT_ONCE = 8
@@ -69,7 +54,7 @@ PEER_SOCKET = "peer.sock"
 KEEPER_SOCKET = "keeper.sock"
 
 
-class Node:
+class Node(Face):
     """The service behind every face: all of it is asynchronous, raises `worldmove.errors`, and never blocks.
 
     Args:
@@ -78,6 +63,7 @@ class Node:
     """
 
     def __init__(self, settings: Settings, url: str) -> None:
+        super().__init__()
         self.settings = settings
         self.name = settings.name
         self.url = url
@@ -110,11 +96,8 @@ class Node:
         self._host: Host | None = None
         self._door = DescriptorDoor(settings.run_dir / PEER_SOCKET, int(settings.peer_timeout_ms))
         self._book: SessionBook
-        self._lost: set[str] = set()
         self._recovery: Recovery
-        self._registrar: Registrar
         self._snapshots: Snapshots
-        self._moves: Moves
 
     async def start(self) -> None:
         """Claims the name in the ledger and starts keeper, executors and lanes.
@@ -277,83 +260,6 @@ class Node:
         except WorldMoveError:
             missing.append("ledger")
         return missing
-
-    async def register(self, spec: SessionSpec) -> Registration:
-        """Registers a running world; see `Registrar.register`."""
-        return await self._registrar.register(spec)
-
-    async def open_standby(self, spec: SessionSpec) -> Registration:
-        """Registers a worker that waits for a world; see `Registrar.open_standby`."""
-        return await self._registrar.open_standby(spec)
-
-    async def drop_standby(self, standby_id: str, /) -> None:
-        """Forgets a waiting worker and frees its memory; see `Registrar.drop_standby`."""
-        self._registrar.drop_standby(standby_id)
-
-    async def sessions(self, after: str | None, limit: int) -> SessionPage:
-        """A page of sessions, ordered by id."""
-        return await self._registrar.page(after, limit)
-
-    async def session(self, session_id: str, /) -> SessionView:
-        """One session, wherever it is."""
-        return await self._registrar.session(session_id)
-
-    async def end_session(self, session_id: str, /) -> None:
-        """Ends a session; see `Registrar.end`."""
-        await self._registrar.end(session_id)
-        self._lost.discard(session_id)
-
-    async def resolve_session(self, session_id: str, decision: Decision, /) -> Resolution:
-        """An operator's way out of a fenced or lost session; see `Resolver.resolve`."""
-        session = await self._registrar.resolve(session_id, decision)
-        self._lost.discard(session_id)
-        return Resolution(id=session_id, decision=decision, session=session)
-
-    def session_events(self, session_id: str, after_seq: int | None, /) -> AsyncIterator[SessionEvent]:
-        """News of a session."""
-        return self._registrar.events(session_id, after_seq)
-
-    async def digest(self, session_id: str, /) -> DigestView:
-        """The digest of a world at its next boundary; see `Registrar.digest`."""
-        return await self._registrar.digest(session_id)
-
-    async def boundary(
-        self, session_id: str, rank: int, block: int, host_state: bytes, wait_ms: float
-    ) -> BoundaryView:
-        """A boundary of a worker without a control page; see `Registrar.boundary`."""
-        return await self._registrar.boundary(session_id, rank, block, host_state, wait_ms)
-
-    async def attach(self, session_id: str, fingerprint: dict[str, str], /) -> Registration:
-        """Tickets to take up an unattended session; see `Registrar.attach`."""
-        return await self._registrar.attach(session_id, fingerprint)
-
-    async def migrate(self, request: MigrationRequest, idempotency_key: str | None, /) -> MigrationView:
-        """Starts a move; see `Moves.migrate`."""
-        return await self._moves.migrate(request, idempotency_key)
-
-    async def dry_run(self, request: MigrationRequest, /) -> DryRun:
-        """The verdict alone; see `Moves.dry_run`."""
-        return await self._moves.dry_run(request)
-
-    async def migrations(self, after: str | None, limit: int) -> MigrationPage:
-        """Moves that this node knows, newest first."""
-        return await self._moves.migrations(after, limit)
-
-    async def migration(self, migration_id: str, /) -> MigrationView:
-        """One move; see `Moves.migration`."""
-        return await self._moves.migration(migration_id)
-
-    def migration_events(self, migration_id: str, /) -> AsyncIterator[MigrationView]:
-        """A move as it goes on."""
-        return self._moves.events(migration_id)
-
-    async def cancel(self, migration_id: str, /) -> MigrationView:
-        """Gives a move up; see `Moves.cancel`."""
-        return await self._moves.cancel(migration_id)
-
-    async def serve_peer(self, channel: PeerChannel, /) -> None:
-        """The destination's side of a move; see `Moves.serve_peer`."""
-        await self._moves.serve_peer(channel)
 
     async def nodes(self) -> list[PeerNode]:
         """All nodes in the ledger, and whether they renew their leases."""
