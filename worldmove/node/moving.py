@@ -6,15 +6,14 @@ import asyncio
 import hashlib
 import secrets
 import ssl
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import msgspec
 
 from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.destination import DestinationMove
-from worldmove.directing import reachable
 from worldmove.driver import PeerChannel, Services
 from worldmove.errors import (
     AlreadyMovingError,
@@ -23,8 +22,6 @@ from worldmove.errors import (
     FramingError,
     LedgerError,
     NotFoundError,
-    NotOwnerError,
-    PeerError,
     RejectedError,
     UnauthorizedError,
     WorldMoveError,
@@ -32,26 +29,22 @@ from worldmove.errors import (
 from worldmove.hosting.ranks import Change
 from worldmove.hosting.slots import Slot
 from worldmove.intake import admitted, rejection
-from worldmove.ledger.records import NodeInfo
 from worldmove.memory.limits import MOVE_DESCRIPTORS, check_descriptors
 from worldmove.node.admitting import Admission
-from worldmove.node.asking import check_elsewhere, device_map, impossible, positive, refused, rejected
+from worldmove.node.asking import impossible, rejected
+from worldmove.node.departing import Departures
 from worldmove.node.devices import Devices
 from worldmove.node.metrics import Metrics
 from worldmove.node.moveviews import of_receipt, of_source
-from worldmove.node.peers import ClientChannel, connect_peer
 from worldmove.node.roster import Roster
 from worldmove.node.traces import known, note, trace
-from worldmove.receipts import rejection_error
-from worldmove.sessions import Berth, Session, SessionBook
+from worldmove.sessions import Berth, SessionBook
 from worldmove.source import SourceMove
 from worldmove.views import ENDED_STATES, DryRun, MigrationPage, MigrationRequest, MigrationView
 
 PROGRESS_S = 0.25
 CLOSING_WAITS = 3
 """Times the peer's: a world is taken back within one of them, or taken without a worker within two."""
-CONNECTING = 4
-"""Control connections that are opened to one node at once: it answers others meanwhile."""
 
 
 class Moves:
@@ -81,15 +74,10 @@ class Moves:
         self._services = services
         self._book = book
         self._admission = admission
-        self._devices = devices
         self._roster = Roster(services.claim.name, metrics)
         self._metrics = metrics
-        self._peer_token = peer_token
-        self._peer_tls = peer_tls
+        self._departures = Departures(services, book, devices, peer_token=peer_token, peer_tls=peer_tls)
         self._asking: dict[str, asyncio.Future[MigrationView]] = {}
-        self._connecting: defaultdict[str, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(CONNECTING)
-        )
         self._closing = False
 
     def __len__(self) -> int:
@@ -139,13 +127,10 @@ class Moves:
             asking.exception()
 
     async def _start(self, request: MigrationRequest, move_id: str) -> SourceMove:
-        session, node, devices = await self._locate(request)
-        hello = self._hello(session, request, move_id, devices)
-
-        async def connect() -> PeerChannel:
-            async with self._connecting[node.name]:
-                return await self._call(node, move_id)
-
+        self._check_open()
+        session, node, devices = await self._departures.locate(request)
+        hello = self._departures.hello(session, request, move_id, devices)
+        connect = partial(self._departures.connect, node, move_id)
         check_descriptors(MOVE_DESCRIPTORS, spare=0)
         if session.move is not None:
             raise AlreadyMovingError(
@@ -159,92 +144,12 @@ class Moves:
 
     async def dry_run(self, request: MigrationRequest) -> DryRun:
         """Whether the destination would admit the move now; nothing is reserved."""
-        session, node, devices = await self._locate(request)
-        move_id = f"dry-{secrets.token_hex(8)}"
-        hello = msgspec.structs.replace(self._hello(session, request, move_id, devices), dry_run=True)
-        required = {"state_bytes": float(session.slot.manifest.nbytes)}
-        timeout_ms = self._services.settings.peer_timeout_ms
-        try:
-            channel = await self._call(node, move_id)
-            try:
-                await channel.send(m.encode(hello))
-                async with asyncio.timeout(timeout_ms / 1000):
-                    answer = m.decode(await channel.receive())
-            finally:
-                await channel.close()
-        except TimeoutError as error:
-            raise PeerError(f"node {node.name} gave no verdict within {timeout_ms:g} ms") from error
-        if isinstance(answer, m.Rejected):
-            return refused(rejection_error(answer), required)
-        if not isinstance(answer, m.Admitted):
-            raise PeerError(f"node {node.name} gave no verdict")
-        return DryRun(
-            admissible=True,
-            required=required | answer.required,
-            available=answer.available,
-            unmeasured=answer.unmeasured,
-            provisional=answer.provisional,
-        )
+        self._check_open()
+        return await self._departures.dry_run(request)
 
-    async def _call(self, node: NodeInfo, move_id: str) -> ClientChannel:
-        timeout_ms = self._services.settings.peer_timeout_ms
-        return await connect_peer(node.url, move_id, self._peer_token(), timeout_ms, self._peer_tls())
-
-    async def _locate(self, request: MigrationRequest) -> tuple[Session, NodeInfo, dict[str, str]]:
-        """The session, the node that it is to go to, and where the regions of which device are to lie."""
-        ledger, name = self._services.ledger, self._services.claim.name
+    def _check_open(self) -> None:
         if self._closing:
             raise RejectedError("this node is shutting down", retry_after_ms=1000)
-        session = self._book.get(request.session_id)
-        nodes = {node.name: node for node in await ledger.nodes()}
-        if session is None:
-            record = await ledger.get(request.session_id)
-            if record is None or record.phase == "ended":
-                raise NotFoundError(f"session {request.session_id!r} is not known")
-            owner = nodes.get(record.owner)
-            raise NotOwnerError(
-                f"session {request.session_id!r} is on node {record.owner}",
-                owner=record.owner,
-                owner_url=owner.url if owner else None,
-            )
-        manifest, named = session.slot.manifest, self._devices.named
-        devices = device_map(request.devices, manifest, named)
-        if request.destination == name:
-            devices = {source: named(destination) for source, destination in devices.items()}
-            check_elsewhere(session.id, name, manifest, devices)
-        if request.destination not in nodes:
-            known = sorted(set(nodes) - {name})
-            raise NotFoundError(f"node {request.destination!r} is not known; known: {known}", nodes=known)
-        return session, nodes[request.destination], devices
-
-    def _hello(
-        self, session: Session, request: MigrationRequest, move_id: str, devices: dict[str, str]
-    ) -> m.Hello:
-        services, manifest = self._services, session.slot.manifest
-        horizon_ms = positive("horizon_ms", request.horizon_ms, manifest.horizon_ms)
-        deadline_ms = positive("deadline_ms", request.deadline_ms, services.settings.deadline_ms)
-        return m.Hello(
-            move_id=move_id,
-            session_id=session.id,
-            source=services.claim.name,
-            source_incarnation=services.claim.incarnation,
-            boot_id=services.boot_id,
-            epoch=session.record.epoch,
-            seed=session.slot.seed,
-            manifest=manifest,
-            fingerprint=session.slot.fingerprint,
-            live=request.live,
-            path=request.path or services.settings.path,
-            socket=str(services.door.path),
-            horizon_ms=horizon_ms,
-            deadline_ms=deadline_ms,
-            allow_unattended=request.allow_unattended,
-            devices=devices,
-            terms=services.intake.terms(
-                manifest, session.dirty_rate, services.outlet.left(deadline_ms / 1000)
-            ),
-            direct=reachable(session.slot.holding, services.direct),
-        )
 
     async def migration(self, move_id: str) -> MigrationView:
         """A move that runs here, ended here, or of which the ledger has a receipt.
@@ -343,8 +248,7 @@ class Moves:
 
     async def _admit(self, hello: m.Hello) -> Berth:
         try:
-            if self._closing:
-                raise RejectedError("this node is shutting down", retry_after_ms=1000)
+            self._check_open()
             return await self._admission.admit(hello)
         except WorldMoveError as error:
             self._services.intake.rejected[error.code] += 1
