@@ -56,6 +56,7 @@ ORDER = (
     "arming",
     "rearranging",
     "rings",
+    "gated",
     "staging",
     "offering",
     "paths",

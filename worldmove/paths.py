@@ -13,14 +13,15 @@ from typing import Any, Protocol
 from worldmove import messages as m
 from worldmove.arming import Armed, Sign
 from worldmove.digest import LeafTable
-from worldmove.errors import DeadlineError, FramingError, WorldMoveError
+from worldmove.errors import FramingError, WorldMoveError
 from worldmove.gate import Pass
+from worldmove.gated import GatedPath
 from worldmove.hosting.memory import Holding
 from worldmove.manifest import Extent, LeafMap, Manifest, Span
 from worldmove.reading import OnRead, Plan, Reader
+from worldmove.rings import BATCH_BYTES
 from worldmove.transport.pool import Lane
 
-BATCH_BYTES = 16 << 20
 GPU_BATCH_BYTES = 256 << 20
 """What copy engines bring in less than a millisecond: a batch costs the node about as long as on the host."""
 WIDTH = 4
@@ -60,38 +61,13 @@ class Path(Protocol):
         """After `abort`: returns when it is certain that nothing writes into memory any more."""
 
 
-class StagedPath:
+class StagedPath(GatedPath):
     """Pulls over leased lanes, each batch under a grant of the node's gate."""
 
-    name = "staged"
-    rate: float | None = None
-
     def __init__(self, lanes: Sequence[Lane], gate: Pass) -> None:
-        self._lanes = list(lanes)
+        super().__init__(lanes, gate)
         self._load = {id(lane): 0 for lane in self._lanes}
-        self._gate = gate
-        gate.on_cut = self._on_cut
         self.width = BATCHES_PER_LANE * len(self._lanes)
-        self.lost: asyncio.Future[WorldMoveError] = asyncio.get_running_loop().create_future()
-        for lane in self._lanes:
-            lane.lost.add_done_callback(self._on_lost)
-
-    def _on_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
-        if not future.cancelled() and not self.lost.done():
-            self.lost.set_result(future.result())
-
-    def _on_cut(self, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(DeadlineError(reason))
-
-    @property
-    def batch_bytes(self) -> int:
-        """What a grant should have at this moment."""
-        return self._gate.batch_bytes(BATCH_BYTES, len(self._lanes))
-
-    def stand(self, seconds: float) -> None:
-        """From now on it goes first at the gate."""
-        self._gate.stand(seconds)
 
     async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:  # noqa: ARG002 - see `stand`
         """Brings the spans over the lane with the fewest batches under way."""
@@ -110,11 +86,6 @@ class StagedPath:
             await asyncio.gather(*(lane.release() for lane in self._lanes))
         finally:
             self._gate.leave()
-
-    def abort(self) -> None:
-        """Ends the lanes' processes."""
-        for lane in self._lanes:
-            lane.abort()
 
     async def quiet(self) -> None:
         """Returns when every lane's process has been reaped."""

@@ -12,14 +12,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from worldmove.errors import DeadlineError, ProcessLostError, WorldMoveError
+from worldmove.errors import ProcessLostError
 from worldmove.executor.devices import Pools
 from worldmove.executor.messages import CopyPiece
 from worldmove.gate import Pass
+from worldmove.gated import GatedPath
 from worldmove.hosting.memory import Holding
 from worldmove.manifest import Span
 from worldmove.reading import Reader
-from worldmove.rings import BATCH_BYTES, SHAPE, Ring, Rings
+from worldmove.rings import SHAPE, Ring, Rings
 from worldmove.tasks import each
 from worldmove.transport import framing
 from worldmove.transport.pool import Lane, LanePool, LaneRegion
@@ -101,7 +102,7 @@ class _Line:
         self.free = list(range(SHAPE.slots))
 
 
-class RingPath:
+class RingPath(GatedPath):
     """Pulls over leased lanes into rings, and brings what has landed to its place.
 
     Args:
@@ -111,40 +112,16 @@ class RingPath:
         rings: where the rings go back to.
     """
 
-    name = "staged"
-    rate: float | None = None
-
     def __init__(self, leased: Sequence[RingLane], stage: Stage, gate: Pass, rings: Rings) -> None:
+        super().__init__([one.lane for one in leased], gate)
         self._lines = [_Line(one) for one in leased]
         self._stage = stage
-        self._gate = gate
-        gate.on_cut = self._on_cut
         self._rings = rings
         self._free = asyncio.Semaphore(SHAPE.slots * len(self._lines))
         self._tasks: set[asyncio.Task[None]] = set()
         self._copying: set[asyncio.Task[None]] = set()
         self._aborted = False
         self.width = SHAPE.slots * len(self._lines)
-        self.lost: asyncio.Future[WorldMoveError] = asyncio.get_running_loop().create_future()
-        for line in self._lines:
-            line.lane.lost.add_done_callback(self._on_lost)
-
-    def _on_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
-        if not future.cancelled() and not self.lost.done():
-            self.lost.set_result(future.result())
-
-    def _on_cut(self, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(DeadlineError(reason))
-
-    @property
-    def batch_bytes(self) -> int:
-        """What a grant should have at this moment; it fits into a slot."""
-        return self._gate.batch_bytes(BATCH_BYTES, len(self._lines))
-
-    def stand(self, seconds: float) -> None:
-        """From now on it goes first at the gate."""
-        self._gate.stand(seconds)
 
     async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
         """Brings the spans over the lane with the most free slots; returns when they lie in memory.
@@ -200,8 +177,7 @@ class RingPath:
         self._aborted = True
         for task in self._tasks - self._copying:
             task.cancel()
-        for line in self._lines:
-            line.lane.abort()
+        super().abort()
 
     async def quiet(self) -> None:
         """Returns when every lane has been reaped, and no copy into memory is under way."""

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from worldmove.gate import Gate, Pass
 from worldmove.manifest import Span
-from worldmove.paths import BATCH_BYTES, StagedPath
+from worldmove.paths import StagedPath
+from worldmove.rings import BATCH_BYTES
 from worldmove.transport.pool import LanePool, LaneRegion
 
 CONNECT_TIMEOUT_MS = 10_000

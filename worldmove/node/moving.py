@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 
 import msgspec
@@ -33,7 +32,6 @@ from worldmove.memory.limits import MOVE_DESCRIPTORS, check_descriptors
 from worldmove.node.admitting import Admission
 from worldmove.node.asking import impossible, rejected
 from worldmove.node.departing import Departures
-from worldmove.node.devices import Devices
 from worldmove.node.metrics import Metrics
 from worldmove.node.moveviews import of_receipt, of_source
 from worldmove.node.roster import Roster
@@ -55,9 +53,7 @@ class Moves:
         book: the node's sessions.
         admission: for sessions that come.
         metrics: told of each move that ends.
-        devices: of this node.
-        peer_token: the bearer token for other nodes, or `None` where there are no tokens.
-        peer_tls: for connections to nodes that serve TLS.
+        departures: for sessions that go.
     """
 
     def __init__(
@@ -66,17 +62,14 @@ class Moves:
         book: SessionBook,
         admission: Admission,
         metrics: Metrics,
-        devices: Devices,
-        *,
-        peer_token: Callable[[], str | None],
-        peer_tls: Callable[[], ssl.SSLContext],
+        departures: Departures,
     ) -> None:
         self._services = services
         self._book = book
         self._admission = admission
+        self._departures = departures
         self._roster = Roster(services.claim.name, metrics)
         self._metrics = metrics
-        self._departures = Departures(services, book, devices, peer_token=peer_token, peer_tls=peer_tls)
         self._asking: dict[str, asyncio.Future[MigrationView]] = {}
         self._closing = False
 

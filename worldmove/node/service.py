@@ -26,6 +26,7 @@ from worldmove.ledger.lease import Liveness
 from worldmove.ledger.records import Claim, NodeInfo
 from worldmove.memory.limits import raise_descriptor_limit
 from worldmove.node.admitting import Admission
+from worldmove.node.departing import Departures
 from worldmove.node.devices import Devices
 from worldmove.node.face import Face
 from worldmove.node.heap import Heap
@@ -183,15 +184,14 @@ class Node(Face):
         self._registrar = Registrar(services, host, self._book, self._recovery, self._snapshots)
         where = services, self._boot_id, host, self._book, self._devices
         admission = Admission(*where, gone=self._recovery.gone)
-        self._moves = Moves(
+        departures = Departures(
             services,
             self._book,
-            admission,
-            self._metrics,
             self._devices,
             peer_token=self._peer_token,
             peer_tls=lambda: self._tls.client,
         )
+        self._moves = Moves(services, self._book, admission, self._metrics, departures)
 
     def _peer_token(self) -> str | None:
         return self._tokens.current().first("peer") if self._tokens else None
