@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
     from fleet_kit import Fleet
+    from hosting_kit import HostKit
 
 # Before NumPy is loaded: several test processes with a BLAS thread for each core would fight over the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -62,6 +63,23 @@ def fleet(nodes: Fleet) -> Iterator[Fleet]:
             node.start()
     with nodes.turn():
         yield nodes
+
+
+@pytest.fixture
+def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the test starts find imagined GPUs."""
+    from gpu_kit import IMAGINED  # noqa: PLC0415 - as for `kit`
+
+    monkeypatch.setenv("PYTHONPATH", IMAGINED)
+
+
+@pytest.fixture
+async def kit(run_dir: Path) -> AsyncIterator[HostKit]:
+    """A host with real workers around it."""
+    from hosting_kit import host_kit  # noqa: PLC0415 - most tests need none of what it imports
+
+    async with host_kit(run_dir) as made:
+        yield made
 
 
 def _shared_memory() -> set[str]:

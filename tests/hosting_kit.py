@@ -20,7 +20,7 @@ from worldmove.hosting.slots import Slot
 from worldmove.ipc import Channel, close_all, map_shared
 from worldmove.manifest import Manifest, Region
 from worldmove.memory.arena import MemoryBudget
-from worldmove.page.messages import Message, NodeMessage
+from worldmove.page.messages import Hello, Message, NodeMessage, Ready
 from worldmove.sdk.tickets import Ticket, write_ticket
 from worldmove.views import SessionSpec
 from worldmove.views import Ticket as TicketView
@@ -203,9 +203,17 @@ class Caller:
     """A bare connection to the door."""
 
     def __init__(self, kit: HostKit) -> None:
+        self.kit = kit
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.connect(str(kit.host.socket_path))
         self.channel: Channel[NodeMessage] = Channel(self.sock, NodeMessage)
+
+    async def enter(self, slot: Slot, ticket: TicketView) -> None:
+        """Comes in as the only rank's worker."""
+        await self.say(Hello(ticket.token))
+        await self.hear()
+        await self.channel.send(Ready())
+        await self.kit.changes.wait(slot, "attached")
 
     async def say(self, message: Message) -> NodeMessage:
         await self.channel.send(message)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from test_gpu_moves import FAKE, GPUS, ROOT
+from gpu_kit import GPUS
 
 from worldmove import arming
 from worldmove.arming import Armed, Sign
@@ -172,8 +172,7 @@ class Rig:
 
 
 @pytest_asyncio.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Rig]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT)]))
+async def rig(imagined: None, tmp_path: Path) -> AsyncIterator[Rig]:
     settings = Settings(name="A", ledger="sqlite:///unused", run_dir=tmp_path, gpus=GPU, executors=1)
     devices = Devices(settings, lambda _event, _facts: None)
     await devices.start()

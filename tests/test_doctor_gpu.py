@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,6 @@ from worldmove.cuda.facts import Gpu, GpuFacts, Link, collect
 from worldmove.doctor import GPU_CHECKS, Machine, examine, gpu
 from worldmove.doctor.gpu_trial import DeviceTrial, PeerTrial, pattern
 
-FAKE = Path(__file__).with_name("fake_gpu")
-ROOT = FAKE.parent.parent
 ONE, OTHER = "GPU-1", "GPU-2"
 
 
@@ -144,8 +141,7 @@ def test_this_machines_own_library_gives_facts_or_a_reason() -> None:
     assert isinstance(found, GpuFacts) or "NVML" in found
 
 
-def test_every_gpu_is_tried_in_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT)]))
+def test_every_gpu_is_tried_in_processes_of_its_own(imagined: None) -> None:
     found = gpu._try()
     assert not isinstance(found, str)
     assert [each.name for each in found] == ["Imagined", "Imagined"]

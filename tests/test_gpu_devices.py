@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_kit import IMAGINED, ROOT
 
 from worldmove.cuda.driver import devices
 from worldmove.errors import DeviceError
 
-FAKE = Path(__file__).with_name("fake_gpu")
-ROOT = FAKE.parent.parent
 SECONDS = 400
 SCENARIOS = ("mixed", "within", "revised", "own", "kinds", "memory")
 
@@ -43,8 +42,7 @@ def environment() -> dict[str, str]:
         real = False
     if real:
         return dict(os.environ)
-    path = os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")])
-    return os.environ | {"PYTHONPATH": path, "IMAGINED_ROOM": uuid.uuid4().hex[:8]}
+    return os.environ | {"PYTHONPATH": IMAGINED, "IMAGINED_ROOM": uuid.uuid4().hex[:8]}
 
 
 @pytest.fixture(scope="module")

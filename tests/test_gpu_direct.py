@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
-from test_gpu_moves import FAKE, GPUS, ROOT, programs
-from test_gpu_staged import run_dir
+from gpu_kit import one_each, programs, run_dir
 
 from worldmove.bench.moves import Shuttle, shuttle
 from worldmove.bench.nodes import RunningNode, running_nodes
@@ -21,17 +19,8 @@ OPTIONS = ["--executors", "1", "--log-level", "info", "--direct-ring", "512MiB",
 ANY_RATE = ["--direct-min-gbps", "0"]
 """No GPU, no NVLink: what UCX falls back to is all there is."""
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("imagined")]
 """Two nodes are a dozen processes; on a busy machine they take a minute to start."""
-
-
-@pytest.fixture(autouse=True)
-def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")]))
-
-
-def each(*more: str) -> dict[str, list[str]]:
-    return {name: ["--gpus", gpu, *more] for name, gpu in zip("AB", GPUS, strict=True)}
 
 
 async def moved(way: Shuttle, path: PathChoice = "direct") -> Receipt:
@@ -53,7 +42,7 @@ def share_nothing(nodes: list[RunningNode]) -> None:
 async def test_a_session_goes_from_gpu_to_gpu_and_back(tmp_path: Path) -> None:
     """The actors compare every byte, in memory that was poisoned; see `bench.gpu_actor`."""
     async with (
-        running_nodes(["A", "B"], [*OPTIONS, *ANY_RATE], each(), tmp_path) as nodes,
+        running_nodes(["A", "B"], [*OPTIONS, *ANY_RATE], one_each(), tmp_path) as nodes,
         shuttle(nodes, 0, programs("odd")) as way,
     ):
         for path in ("direct", "direct", "auto"):
@@ -74,7 +63,7 @@ async def test_a_session_goes_from_gpu_to_gpu_and_back(tmp_path: Path) -> None:
 
 async def test_what_goes_wrong_with_lanes_and_rings_harms_no_world(tmp_path: Path) -> None:
     """A byte flips, and is sent again; lanes die and stop at either side, and the next move goes well."""
-    options = each("--faults", "arm")
+    options = one_each("--faults", "arm")
     options["A"][-1] = "arm,ring-flip-once"
     async with (
         running_nodes(["A", "B"], [*OPTIONS, *ANY_RATE, "--stall-ms", "1500"], options, tmp_path) as nodes,
@@ -93,7 +82,7 @@ async def test_what_goes_wrong_with_lanes_and_rings_harms_no_world(tmp_path: Pat
 async def test_a_way_that_does_not_open_costs_no_move(tmp_path: Path) -> None:
     """Also where it was known to be good: the token that its lane is told is wrong once."""
     async with (
-        running_nodes(["A", "B"], [*OPTIONS, *ANY_RATE, "--faults", "arm"], each(), tmp_path) as nodes,
+        running_nodes(["A", "B"], [*OPTIONS, *ANY_RATE, "--faults", "arm"], one_each(), tmp_path) as nodes,
         shuttle(nodes, 0, programs("odd")) as way,
     ):
         share_nothing(nodes)
@@ -108,7 +97,7 @@ async def test_a_way_that_is_too_slow_is_refused_and_the_next_one_taken(tmp_path
     """UCX falls back to TCP here. Asked for, the path is refused; by itself the node takes the next one."""
     options = [*OPTIONS, "--direct-min-gbps", "90000"]
     async with (
-        running_nodes(["A", "B"], options, each(), tmp_path) as nodes,
+        running_nodes(["A", "B"], options, one_each(), tmp_path) as nodes,
         shuttle(nodes, 0, programs("odd")) as way,
     ):
         with pytest.raises(MoveAbortedError, match="path direct brought"):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_gpu_moves import FAKE, ROOT
+from gpu_kit import IMAGINED, ROOT
 
 SECONDS = 300
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 
 
 def test_lanes_are_swept_and_moves_say_where_their_time_goes(tmp_path: Path) -> None:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")])}
+    env = os.environ | {"PYTHONPATH": IMAGINED}
     options = "--direct-min-gbps 0 --direct-landing straight --direct-chunk 16MiB --peer-timeout-ms 20000"
     command = [
         *(sys.executable, str(ROOT / "tools" / "gpu_direct.py"), "--only", "sweep,timed", "--moves", "1"),

@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fleet_kit import Fleet, Node, until
+from gpu_kit import GPUS
 from lives_kit import is_live, killed_with_its_keeper
-from test_gpu_moves import FAKE, GPUS, ROOT
 
 from worldmove.bench.moves import SESSION
 from worldmove.views import MigrationRequest
@@ -44,8 +43,7 @@ class GpuActor:
 
 
 @pytest.fixture
-def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(Path(__file__).parent)]))
+def fleet(imagined: None) -> Iterator[Fleet]:
     each = {"A": ("--gpus", GPUS[0]), "B": ("--gpus", GPUS[1])}
     with Fleet("A", "B", options=("--path", "local"), each=each) as fleet:
         yield fleet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 import pytest_asyncio
+from gpu_kit import GPUS, SHAPES, clear, one_each, programs, run_dir, shared_pair
 
 from worldmove.bench.moves import shuttle
 from worldmove.bench.nodes import RunningNode, running_nodes
@@ -19,32 +19,22 @@ from worldmove.faults.door import order
 from worldmove.manifest import Manifest, Region
 from worldmove.views import MigrationRequest, SessionSpec
 
-FAKE = Path(__file__).with_name("fake_gpu")
-ROOT = FAKE.parent.parent
-GPUS = [f"GPU-{byte * 4}-{byte * 2}-{byte * 2}-{byte * 2}-{byte * 6}" for byte in ("01", "02")]
-SHAPES = {"odd": ("5", "1,3,44444"), "small": ("40", "5120")}
+OPTIONS = ["--path", "local", "--executors", "1", "--log-level", "info"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def run_dir(node: RunningNode) -> Path:
-    words = Path(f"/proc/{node.pid}/cmdline").read_bytes().decode().split("\0")
-    return Path(words[words.index("--run-dir") + 1])
-
-
-@pytest.fixture
-def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")]))
-
-
-@pytest_asyncio.fixture
-async def nodes(imagined: None, tmp_path: Path) -> AsyncIterator[list[RunningNode]]:
-    each = {"A": ["--gpus", GPUS[0]], "B": ["--gpus", GPUS[1]]}
-    options = ["--path", "local", "--executors", "1", "--log-level", "info"]
-    async with running_nodes(["A", "B"], options, each, tmp_path) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[RunningNode]]:
+    async with shared_pair(OPTIONS, tmp_path_factory.mktemp("logs")) as running:
         yield running
 
 
-def programs(shape: str) -> list[tuple[str, ...]]:
-    return [("worldmove.bench.gpu_actor", gpu, *SHAPES[shape]) for gpu in GPUS]
+@pytest_asyncio.fixture(loop_scope="module")
+async def nodes(imagined: None, pair: list[RunningNode]) -> AsyncIterator[list[RunningNode]]:
+    """The pair of nodes that all tests share, empty again after each."""
+    yield pair
+    await clear(pair)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -62,15 +52,10 @@ async def test_a_session_goes_from_gpu_to_gpu_and_back(nodes: list[RunningNode],
 
 @pytest.mark.parametrize("fault", ["destination.prepared.executor-kill", "source.pausing.executor-kill"])
 async def test_an_executor_that_dies_while_it_waits_for_the_stop_costs_no_move(
-    imagined: None, tmp_path: Path, fault: str
+    nodes: list[RunningNode], fault: str
 ) -> None:
     """Its work was armed: another executor does it, when the node says so."""
-    each = {name: ["--gpus", gpu, "--faults", "arm"] for name, gpu in zip("AB", GPUS, strict=True)}
-    options = ["--path", "local", "--executors", "1"]
-    async with (
-        running_nodes(["A", "B"], options, each, tmp_path) as nodes,
-        shuttle(nodes, 0, programs("small")) as way,
-    ):
+    async with shuttle(nodes, 0, programs("small")) as way:
         for number in range(2):
             side = number if fault.startswith("source") else 1 - number
             await order(run_dir(nodes[side]), arm=fault)
@@ -81,9 +66,10 @@ async def test_an_executor_that_dies_while_it_waits_for_the_stop_costs_no_move(
 async def test_a_bit_that_flips_in_memory_after_landing_is_found_and_sent_again(
     imagined: None, tmp_path: Path
 ) -> None:
-    each = {"A": ["--gpus", GPUS[0]], "B": ["--gpus", GPUS[1], "--faults", "land-flip-once"]}
+    each = one_each()
+    each["B"] += ["--faults", "land-flip-once"]
     async with (
-        running_nodes(["A", "B"], ["--path", "local", "--executors", "1"], each, tmp_path) as nodes,
+        running_nodes(["A", "B"], OPTIONS, each, tmp_path) as nodes,
         shuttle(nodes, 0, programs("small")) as way,
     ):
         receipt = (await way.move("local")).receipt

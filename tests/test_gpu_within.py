@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fleet_kit import Fleet, until
-from test_gpu_moves import FAKE, GPUS, ROOT
+from gpu_kit import GPUS, IMAGINED, ROOT
 
 from worldmove.faults.door import order
 from worldmove.views import MigrationRequest
@@ -56,7 +56,7 @@ class Stack:
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")]))
+        patch.setenv("PYTHONPATH", IMAGINED)
         options = (
             "--gpus",
             ",".join(GPUS),

@@ -36,12 +36,6 @@ from worldmove.page.messages import (
 from worldmove.sdk.problems import _classes, error_of
 
 
-@pytest.fixture
-async def kit(run_dir: Path):
-    async with host_kit(run_dir) as kit:
-        yield kit
-
-
 async def test_a_token_opens_once(kit: HostKit) -> None:
     slot, (ticket,) = await kit.host.open_session(spec(), "w", 4)
     first = Caller(kit)
@@ -147,10 +141,7 @@ async def test_a_secret_of_another_rank_does_not_rejoin(kit: HostKit) -> None:
 async def test_a_rank_that_breaks_the_protocol_is_let_go(kit: HostKit) -> None:
     slot, (ticket,) = await kit.host.open_session(spec(), "w", 1)
     caller = Caller(kit)
-    await caller.say(Hello(ticket.token))
-    await caller.hear()
-    await caller.channel.send(Ready())
-    await kit.changes.wait(slot, "attached")
+    await caller.enter(slot, ticket)
     await caller.channel.send(Paused(12345))
     await caller.gone()
     await kit.changes.wait(slot, "lost")

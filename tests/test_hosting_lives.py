@@ -36,12 +36,6 @@ REGIONS = [{"name": "k", "dtype": "uint8", "shape": [5000]}]
 TWO = [*REGIONS, {"name": "v", "dtype": "uint8", "shape": [70], "rank": 1}]
 
 
-@pytest.fixture
-async def kit(run_dir: Path):
-    async with host_kit(run_dir) as kit:
-        yield kit
-
-
 async def test_another_worker_continues_from_the_last_boundary(kit: HostKit) -> None:
     slot, (worker,) = await kit.session()
     await worker("step", n=7)

@@ -6,10 +6,9 @@ import asyncio
 import signal
 import socket
 import time
-from pathlib import Path
 
 import pytest
-from hosting_kit import HostKit, assert_pause, assert_world, host_kit, line, spec
+from hosting_kit import HostKit, assert_pause, assert_world, line, spec
 
 from worldmove.errors import ConflictError, DeadlineError, NoWorkerError
 from worldmove.manifest import Region
@@ -17,12 +16,6 @@ from worldmove.page.control import NEVER
 from worldmove.page.messages import Ended
 
 TWO = (Region("a", "uint8", (700,), rank=0), Region("b", "float64", (50,), rank=1))
-
-
-@pytest.fixture
-async def kit(run_dir: Path):
-    async with host_kit(run_dir) as kit:
-        yield kit
 
 
 async def test_a_running_world_pauses_and_goes_on(kit: HostKit) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosting_kit import HostKit, host_kit, line, spec
+from hosting_kit import HostKit, line, spec
 
 from worldmove.errors import ConflictError, ManifestError, NotFoundError
 from worldmove.hosting.rest import rest_boundary
@@ -18,12 +18,6 @@ from worldmove.page.messages import Ended, Resume
 from worldmove.views import BoundaryView
 
 TWO = (Region("a", "uint8", (7,)), Region("b", "uint8", (5,), rank=1))
-
-
-@pytest.fixture
-async def kit(run_dir: Path):
-    async with host_kit(run_dir) as kit:
-        yield kit
 
 
 async def call(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hosting_kit import Caller, HostKit, assert_pause, host_kit, region_bytes, spec, until
+from hosting_kit import Caller, HostKit, assert_pause, region_bytes, spec, until
 from hosting_worker import pattern
 
 from worldmove.errors import ManifestError, ProtocolError
@@ -16,7 +16,7 @@ from worldmove.hosting.slots import check_sealed
 from worldmove.ipc import sealed_memfd
 from worldmove.manifest import Manifest, Region, Source
 from worldmove.memory.arena import MemoryBudget
-from worldmove.page.messages import Hello, Put, Ready, Revise
+from worldmove.page.messages import Put, Revise
 from worldmove.sdk.memory import copy_common
 
 REGIONS = (
@@ -24,12 +24,6 @@ REGIONS = (
     Region("old", "uint8", (100,)),
     Region("other", "uint8", (9,), rank=1),
 )
-
-
-@pytest.fixture
-async def kit(run_dir: Path):
-    async with host_kit(run_dir) as kit:
-        yield kit
 
 
 def names(manifest: Manifest) -> list[str]:
@@ -214,10 +208,7 @@ def test_descriptors_must_be_sealed_memory_of_their_size() -> None:
 async def test_a_worker_that_lies_is_let_go(kit: HostKit) -> None:
     slot, (ticket,) = await kit.host.open_session(spec(), "w", 1)
     caller = Caller(kit)
-    await caller.say(Hello(ticket.token))
-    await caller.hear()
-    await caller.channel.send(Ready())
-    await kit.changes.wait(slot, "attached")
+    await caller.enter(slot, ticket)
     plain = os.memfd_create("plain")
     os.ftruncate(plain, 4096)
     await caller.channel.send(Revise(1, (), (Put(Region("x", "uint8", (9,)), 0, 0),), (4096,)), [plain])

@@ -20,12 +20,6 @@ SOON_S = 0.1
 
 
 @pytest.fixture
-async def kit(run_dir: Path):
-    async with host_kit(run_dir) as kit:
-        yield kit
-
-
-@pytest.fixture
 async def keeper(run_dir: Path):
     keeper = await Keeper.start(run_dir / "keeper.sock")
     yield keeper

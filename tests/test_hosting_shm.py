@@ -9,18 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosting_kit import HostKit, assert_pause, host_kit, region_bytes, spec
+from hosting_kit import HostKit, assert_pause, region_bytes, spec
 from hosting_worker import pattern
 
 from worldmove.errors import ManifestError
 from worldmove.hosting.shared import SHM, open_shared
 from worldmove.manifest import Region, Source
-
-
-@pytest.fixture
-async def kit(run_dir: Path):
-    async with host_kit(run_dir) as kit:
-        yield kit
 
 
 @pytest.fixture

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 
 import pytest
 from hosting_kit import (
     HostKit,
     assert_pause,
     descriptors,
-    host_kit,
     line,
     manifest,
     region_bytes,
@@ -38,12 +36,6 @@ from worldmove.page.messages import Ended
 
 TWO = (Region("a", "uint8", (700,), rank=0), Region("b", "float64", (50,), rank=1))
 SEED = (1 << 63) + 5
-
-
-@pytest.fixture
-async def kit(run_dir: Path):
-    async with host_kit(run_dir) as kit:
-        yield kit
 
 
 def write_world(slot: Slot, block: int) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 import pytest
+from gpu_kit import GPUS
 from test_doctor_gpu import ONE, OTHER, facts
-from test_gpu_moves import FAKE, GPUS, ROOT
 
 from worldmove.config import Settings
 from worldmove.cuda import isolation
 from worldmove.cuda.facts import GpuFacts, Slice
 from worldmove.errors import ConfigError
 from worldmove.node.devices import Devices
+
+pytestmark = pytest.mark.usefixtures("imagined")
 
 
 def known(**changes: object) -> GpuFacts:
@@ -27,11 +28,6 @@ def known(**changes: object) -> GpuFacts:
 def start(tmp_path: Path, gpus: str) -> Devices:
     settings = Settings(name="A", ledger="sqlite:///unused", run_dir=tmp_path, gpus=gpus, executors=1)
     return Devices(settings, lambda _event, _facts: None)
-
-
-@pytest.fixture(autouse=True)
-def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT)]))
 
 
 @pytest.mark.parametrize(

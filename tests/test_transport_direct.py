@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
+from gpu_kit import GPUS
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gpu_moves import FAKE, GPUS, ROOT
 from transport_kit import MB, MOVE, Arena, alive, lanes, mapped, until_gone
 
 from worldmove.errors import (
@@ -29,16 +29,13 @@ from worldmove.transport.lane_messages import Wish
 from worldmove.transport.packing import SLOT_BYTES, pack
 from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
 
+pytestmark = pytest.mark.usefixtures("imagined")
+
 SIZES = (9 * MB + 12_345, 1, 0, 8191, 5 * MB + 1, *range(1, 60))
 GRANULE = 2 * MB
 REGIONS = [
     LaneRegion(0, 512 + 2 * MB * number + sum(SIZES[:number]), size) for number, size in enumerate(SIZES)
 ]
-
-
-@pytest.fixture(autouse=True)
-def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")]))
 
 
 class DeviceArena(Arena):
