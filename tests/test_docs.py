@@ -153,3 +153,11 @@ def test_make_targets_are_those_that_the_readme_names() -> None:
     targets: set[Any] = set(re.findall(r"^([a-z]+):", text("Makefile"), flags=re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)\b", text("README.md") + text("CONTRIBUTING.md")))
     assert named <= targets
+
+
+def test_the_tree_of_the_readme_names_every_part() -> None:
+    tree = (ROOT / "README.md").read_text().partition("## The tree")[2].partition("\n## ")[0]
+    rows = re.findall(r"^ {8}(\S+(?: \S+)*)", tree, re.MULTILINE)
+    named = {name.strip("/") for row in rows for name in row.split()}
+    assert not set(ORDER) - {"__main__"} - named, "README.md lacks them"
+    assert not {name for name in named if not list((ROOT / "worldmove").glob(f"{name}*"))}, "are not there"
