@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_gpu_moves import FAKE, GPUS, ROOT
+from gpu_kit import GPUS, IMAGINED
 from test_transport_direct import DeviceArena
 from transport_kit import MB, lanes, until_gone
 
@@ -63,7 +62,7 @@ async def test_lanes_that_two_moves_at_once_needed_leave_one_ring_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A ring is a gigabyte of its GPU: a lane that nobody needs any more goes at once, and its ring too."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")]))
+    monkeypatch.setenv("PYTHONPATH", IMAGINED)
     lost: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     def hear(name: str, facts: dict[str, Any]) -> None:

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_gpu_moves import FAKE, ROOT
+from gpu_kit import IMAGINED, ROOT
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_plans_are_compared_before_anything_is_timed(tmp_path: Path) -> None:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(FAKE), str(ROOT)])}
+    env = os.environ | {"PYTHONPATH": IMAGINED}
     words = ("--only", "ordered,speed", "--mib", "6", "--mb", "60", "--out", str(tmp_path))
     command = [sys.executable, str(ROOT / "tools" / "gpu_delta.py"), *words]
     answer = subprocess.run(command, env=env, check=False, capture_output=True, text=True)

@@ -7,15 +7,14 @@ the reverse of their order, as no order may be relied on.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from gpu_kit import GPUS
 from inbound_kit import KIB, Bench, bench, equal
 from msgspec.structs import replace
-from test_gpu_moves import FAKE, GPUS, ROOT
 
 from worldmove.errors import ConnectionLostError, NoMemoryError, ValidationError
 from worldmove.executor import kinds
@@ -52,8 +51,7 @@ def devices(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 
 @pytest_asyncio.fixture
-async def executors(monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...]) -> AsyncIterator[Executors]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), str(ROOT), str(ROOT / "tests")]))
+async def executors(imagined: None, devices: tuple[str, ...]) -> AsyncIterator[Executors]:
     gpus = {uuid: ExecutorPool(1, nice=0, kind=kinds.gpu(uuid)) for uuid in sorted({*devices} - {HOST})}
     made = Executors(ExecutorPool(2, nice=0), gpus)
     await made.start()
