@@ -160,6 +160,26 @@ async def test_wrong_and_replayed_tokens_are_turned_away(pool: LanePool) -> None
     await giver.release()
 
 
+async def test_a_token_that_two_callers_prove_at_once_lets_one_of_them_in(pool: LanePool) -> None:
+    source = Arena(MB, 1)
+    giver = await pool.lease(MOVE, [(source.fd, MB)], whole(source), writable=False)
+    token = mint_token()
+    await giver.serve(token)
+    transport = UcxTransport()
+    table = RegionTable([memoryview(bytearray(MB))], whole(source))
+    try:
+        callers = [await transport.connect("127.0.0.1", giver.port, 5.0) for _ in range(4)]
+        outcomes = await asyncio.gather(
+            *(introduce(caller, token, MOVE, table) for caller in callers), return_exceptions=True
+        )
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == [
+            *["ConnectionLostError"] * 3,
+            "NoneType",
+        ]
+    finally:
+        await transport.close()
+
+
 async def test_a_silent_stranger_is_turned_away_and_does_not_block(pool: LanePool) -> None:
     source, destination = Arena(MB, 1), Arena(MB)
     giver = await pool.lease(MOVE, [(source.fd, MB)], whole(source), writable=False)
