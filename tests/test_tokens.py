@@ -23,7 +23,9 @@ def test_roles_of_a_token(tmp_path: Path) -> None:
     tokens = TokenFile(file).current()
     assert tokens.roles(OLD) == {"operator", "worker"}
     assert tokens.roles(PEER) == {"peer"}
-    assert tokens.roles(PEER[:-1]) == tokens.roles("") == tokens.roles("ü\udcff") == frozenset()
+    near = (PEER[:-1], PEER[1:], PEER + "x", PEER + PEER, f" {PEER}", f"{PEER}\n", f"{PEER}\0", PEER.upper())
+    for wrong in (*near, "", "p", "ü\udcff", OLD + PEER):
+        assert tokens.roles(wrong) == frozenset(), wrong
     assert tokens.first("peer") == PEER
     assert OLD not in repr(tokens)
 
