@@ -7,41 +7,37 @@ the reverse of their order, as no order may be relied on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from delta_kit import (
+    LEAF,
+    LEAVES,
+    REGIONS,
+    STATE,
+    Budget,
+    Change,
+    exchange,
+    fresh,
+    permute,
+    rewrite,
+    ring,
+    shift,
+    shift_with_sink,
+    zeros,
+)
 from gpu_kit import GPUS
-from inbound_kit import KIB, Bench, bench, equal
+from inbound_kit import Bench, bench, equal
 from msgspec.structs import replace
 
-from worldmove.errors import ConnectionLostError, NoMemoryError, ValidationError
+from worldmove.errors import ConnectionLostError, ValidationError
 from worldmove.executor import kinds
 from worldmove.executor.devices import Executors
 from worldmove.executor.pool import ExecutorPool
-from worldmove.manifest import HOST, Region, Span
-from worldmove.memory.arena import MemoryBudget
+from worldmove.manifest import HOST, Span
 from worldmove.messages import TablePart
-
-LEAF = 8 * KIB
-LEAVES = 48
-STRIDE = 8 * KIB
-REGIONS = tuple(Region(name, "uint8", (LEAVES * LEAF,), stride_bytes=STRIDE) for name in ("k", "v", "w"))
-STATE = 3 * LEAVES * LEAF
-
-Change = Callable[[Bench, np.random.Generator], None]
-
-
-class Budget(MemoryBudget):
-    """Of host memory, and of GPUs."""
-
-    def __init__(self, executors: Executors) -> None:
-        super().__init__()
-        self._executors = executors
-
-    async def allocate_on(self, device: str, nbytes: int) -> int:
-        return await self._executors.of(device).allocate(nbytes)
 
 
 @pytest.fixture(params=["host", "gpu"])
@@ -66,46 +62,6 @@ async def both(executors: Executors, devices: tuple[str, ...]) -> AsyncIterator[
         await made.round(1, final=False, table=False)
         made.path.pulled()
         yield made
-
-
-def fresh(rng: np.random.Generator, nbytes: int) -> np.ndarray:
-    return rng.integers(0, 256, nbytes, dtype=np.uint8)
-
-
-def shift(both: Bench, rng: np.random.Generator, sink: int = 0, by: int = 4) -> None:
-    for region in both.source.regions:
-        region[sink * LEAF : -by * LEAF] = region[(sink + by) * LEAF :].copy()
-        region[-by * LEAF :] = fresh(rng, by * LEAF)
-
-
-def shift_with_sink(both: Bench, rng: np.random.Generator) -> None:
-    shift(both, rng, sink=6)
-
-
-def ring(both: Bench, rng: np.random.Generator) -> None:
-    for region in both.source.regions:
-        region[8 * LEAF : 12 * LEAF] = fresh(rng, 4 * LEAF)
-
-
-def zeros(both: Bench, _rng: np.random.Generator) -> None:
-    both.source.regions[0][: 2 * LEAF] = 0
-    both.source.regions[1][:] = 0
-
-
-def exchange(both: Bench, _rng: np.random.Generator) -> None:
-    first, second = both.source.regions[0], both.source.regions[2]
-    first[:], second[:] = second.copy(), first.copy()
-
-
-def permute(both: Bench, rng: np.random.Generator) -> None:
-    everything = np.concatenate(both.source.regions).reshape(-1, LEAF)[rng.permutation(3 * LEAVES)]
-    for region, part in zip(both.source.regions, everything.reshape(3, -1), strict=True):
-        region[:] = part
-
-
-def rewrite(both: Bench, rng: np.random.Generator) -> None:
-    for region in both.source.regions:
-        region[:] = fresh(rng, region.size)
 
 
 PATTERNS: list[tuple[Change, int, int]] = [
@@ -154,60 +110,12 @@ async def test_many_rounds_of_everything_end_with_the_sources_bytes(both: Bench)
         for choice in rng.integers(0, len(changes), int(rng.integers(1, 3))).tolist():
             changes[choice](both, rng)
         await both.round(number, final=number == 13)
+        if number < 13 and rng.integers(2):
+            await both.inbound.shift_ahead()
+            continue
         assert equal(both.source, both.target)
     assert both.inbound.damaged().size == 0
     assert len(set(await both.roots())) == 1
-
-
-@pytest.mark.parametrize("devices", ["gpu"], indirect=True)
-@pytest.mark.parametrize("room", [True, False], ids=["scratch", "no-room"])
-async def test_a_short_way_is_gone_through_a_scratch_if_the_gpu_has_room(
-    both: Bench, monkeypatch: pytest.MonkeyPatch, *, room: bool
-) -> None:
-    """By one leaf of 48: more steps than a scratch takes, and as right where there is no room for one."""
-    asked: list[int] = []
-    pool = both.pool.of(GPUS[0])
-    allocate = pool.allocate
-
-    async def counted(nbytes: int) -> int:
-        asked.append(nbytes)
-        if not room:
-            raise NoMemoryError("full", required_bytes=nbytes, available_bytes=0)
-        return await allocate(nbytes)
-
-    monkeypatch.setattr(pool, "allocate", counted)
-    rng = np.random.default_rng(15)
-    for number in (2, 3):
-        shift(both, rng, by=1)
-        leaves, _ = await both.round(number, final=number == 3)
-        assert leaves == 3
-        assert equal(both.source, both.target)
-    assert both.inbound.damaged().size == 0
-    assert len(asked) == 1
-
-
-@pytest.mark.parametrize("devices", ["gpu"], indirect=True)
-@pytest.mark.parametrize("final", [False, True], ids=["live", "paused"])
-async def test_what_a_full_gpu_can_not_bring_to_its_place_is_sent(
-    both: Bench, monkeypatch: pytest.MonkeyPatch, *, final: bool
-) -> None:
-    """Regions change places only through a scratch, and there is no room for one."""
-
-    async def full(nbytes: int) -> int:
-        raise NoMemoryError("full", required_bytes=nbytes, available_bytes=0)
-
-    monkeypatch.setattr(both.pool.of(GPUS[0]), "allocate", full)
-    rng = np.random.default_rng(16)
-    exchange(both, rng)
-    both.source.regions[1][: 2 * LEAF] = fresh(rng, 2 * LEAF)
-    leaves, _ = await both.round(2, final=final)
-    assert leaves == 2 * LEAVES + 2
-    assert both.inbound.count.copied_bytes == 0
-    assert equal(both.source, both.target)
-    if not final:
-        assert await both.round(3, final=True) == (0, 0)
-    assert both.inbound.damaged().size == 0
-    assert both.errors == []
 
 
 async def test_content_that_left_and_came_back_is_sent_once_more_and_right(both: Bench) -> None:

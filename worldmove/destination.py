@@ -37,6 +37,10 @@ PROGRESS_BYTES = 1 << 20
 PROGRESS_S = 0.05
 
 
+AHEAD_SHARE = 0.5
+"""Of a block's time: so long may it take to move on what is foreseen, as blocks would go by otherwise."""
+
+
 class DestinationMove(Driver):
     """One move, seen from the node that the session comes to.
 
@@ -197,6 +201,7 @@ class DestinationMove(Driver):
             self.fail("path-too-slow", slow)
         complete = count.complete(action.number)
         if not count.final:
+            await self._receiving().shift_ahead(AHEAD_SHARE * self.hello.manifest.block_ms / 1000)
             await self._arrival.turn()
         self.post(complete)
 

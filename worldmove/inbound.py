@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -211,6 +212,10 @@ class Inbound:
         self._proven &= self._asked
         self._count.copied_bytes = self._rearranger.copied_bytes
         return self._count
+
+    async def shift_ahead(self, within_s: float = inf) -> None:
+        """After a live round: see `Rearranger.shift_ahead`."""
+        await self._rearranger.shift_ahead(within_s)
 
     @property
     def arrived(self) -> bool:

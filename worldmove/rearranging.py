@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,9 @@ import numpy.typing as npt
 
 from worldmove import delta
 from worldmove.delta.choosing import Chooser
+from worldmove.delta.foreseeing import Foresight
 from worldmove.delta.geometry import Flags, Geometry, Longs, steps_of
-from worldmove.delta.plan import DeltaPlan
+from worldmove.delta.plan import DeltaPlan, ordered
 from worldmove.digest import LeafTable
 from worldmove.errors import NoMemoryError, ValidationError
 from worldmove.reading import Reader
@@ -65,6 +67,7 @@ class Rearranger:
         steps = steps_of(memory.manifest.regions)
         self._geometry = Geometry(memory.leaf_map, steps, reader.devices)
         self._chooser = Chooser(self._geometry, tables.own, tables.theirs)
+        self._foresight = Foresight(self._geometry)
         self._reader = reader
         self._tables = tables
         self._asked = asked
@@ -74,6 +77,7 @@ class Rearranger:
         self._final = False
         self._moving = 0
         self._complete = False
+        self._copied_s = 0.0
         self._turn = asyncio.Lock()  # there is one scratch
         self._planned = np.zeros(self._geometry.count, dtype=np.bool_)
         self._reread = np.zeros(self._geometry.count, dtype=np.bool_)
@@ -85,11 +89,13 @@ class Rearranger:
         self._final = final
         self._complete = False
         self._moving = 0
-        moving = bool(self.copied.any())
+        moving = bool(self.copied.any()) and not self._foresight.ahead
         for flags in (self._planned, self._reread, self.copied):
             flags[:] = False
         self.copied_bytes = 0
         self._chooser.begin()
+        self._foresight.begin()
+        self._copied_s = 0.0
         if final and not moving:
             self._read_again()
 
@@ -118,12 +124,39 @@ class Rearranger:
         if self._planned.any():
             self._chooser.end(copied=int(self.copied.sum()), sent=int(self._asked.sum()))
         if not self._final:
+            self._foresight.end(self._asked)
             self._chooser.prepare()
             return
         own, again = self._tables.own, self._tables.again
         kept = ~(self._asked | self.copied)
         own.rows[kept] = again.rows[kept]
         own.known[kept] = again.known[kept]
+
+    async def shift_ahead(self, within_s: float = inf) -> None:
+        """Between live rounds: moves on by a stride what has moved by strides, before anybody waits for it.
+
+        Args:
+            within_s: nothing is moved where the last copies took longer: blocks would go by meanwhile.
+
+        Raises:
+            ProcessLostError: an executor ended meanwhile; what was to move counts as unknown.
+        """
+        own = self._tables.own
+        targets = self._foresight.targets(own.known)
+        if not targets.size or self._copied_s > within_s:
+            return
+        began = time.monotonic()
+        origins = targets + self._geometry.step[targets]
+        moves, moved = ordered(self._geometry, targets, origins), own.rows[origins]
+        own.forget(targets)
+        async with self._turn:
+            for stage in range(moves.count):
+                await self._reader.rearrange(moves.moves(stage), ordered=moves.ordered(stage), urgent=False)
+        own.rows[targets] = moved
+        own.known[targets] = True
+        self._foresight.ahead = True
+        self._copied_s = time.monotonic() - began
+        self._chooser.prepare()
 
     def _plan(self, leaves: Flags) -> None:
         """Plans these leaves, apart from all others: what is copied, and what is asked for."""
@@ -132,6 +165,7 @@ class Rearranger:
         self._planned |= leaves
         made = self._chooser.plan(self._asked | ~leaves)
         self.copied[made.targets] = True
+        self._foresight.note(made.targets, made.origins)
         self.copied_bytes += self._geometry.bytes_of(made.targets)
         own = self._tables.own
         moved = own.rows[made.origins]
@@ -150,6 +184,7 @@ class Rearranger:
         """
         own, schedule = self._tables.own, made.schedule
         async with self._turn:
+            began = time.monotonic()
             for stage in range(schedule.count):
                 ordered = schedule.ordered(stage)
                 try:
@@ -162,6 +197,7 @@ class Rearranger:
                     own.rows[made.targets[done]] = moved[done]
                     own.known[made.targets[done]] = True
                 self._ask(made.asks(stage + 1))
+            self._copied_s += time.monotonic() - began
         self._moving -= 1
         self._read_moved()
 

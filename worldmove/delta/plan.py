@@ -42,11 +42,12 @@ def make_plan(
 ) -> DeltaPlan:
     """Plans a round; arguments as `Matcher.match` and `schedule`. `limits`: else those of each device."""
     targets, origins, missing = matcher.match(theirs, settled)
-    made = _ordered(geometry, targets, origins, limits)
+    made = ordered(geometry, targets, origins, limits)
     return DeltaPlan(targets, origins, made, missing, made.needed(geometry.count)[missing])
 
 
-def _ordered(geometry: Geometry, targets: Longs, origins: Longs, limits: Limits | None) -> Schedule:
+def ordered(geometry: Geometry, targets: Longs, origins: Longs, limits: Limits | None = None) -> Schedule:
+    """Orders copies as `schedule` does, by `limits` or by those of each device."""
     on_gpu = geometry.on_gpu[targets]
     if limits is not None or not on_gpu.any():
         return schedule(geometry, targets, origins, limits or LIMITS)

@@ -1,0 +1,132 @@
+"""What moves ahead of a pause, and how leaves move on GPUs that have room for a scratch, or none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from delta_kit import LEAF, LEAVES, REGIONS, STATE, Budget, exchange, fresh, shift
+from gpu_kit import GPUS
+from inbound_kit import Bench, bench, equal
+from msgspec.structs import replace
+
+from worldmove.errors import NoMemoryError
+from worldmove.executor import kinds
+from worldmove.executor.devices import Executors
+from worldmove.executor.pool import ExecutorPool
+from worldmove.manifest import HOST
+
+
+@pytest.fixture(params=["host", "gpu"])
+def devices(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Where the regions lie."""
+    return {"host": (HOST,) * 3, "gpu": (GPUS[0],) * 3, "mixed": (GPUS[0], HOST, GPUS[1])}[request.param]
+
+
+@pytest_asyncio.fixture
+async def executors(imagined: None, devices: tuple[str, ...]) -> AsyncIterator[Executors]:
+    gpus = {uuid: ExecutorPool(1, nice=0, kind=kinds.gpu(uuid)) for uuid in sorted({*devices} - {HOST})}
+    made = Executors(ExecutorPool(2, nice=0), gpus)
+    await made.start()
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture
+async def both(executors: Executors, devices: tuple[str, ...]) -> AsyncIterator[Bench]:
+    regions = tuple(replace(region, device=on) for region, on in zip(REGIONS, devices, strict=True))
+    async with bench(executors, regions, batch_bytes=4 * LEAF, arenas=Budget(executors)) as made:
+        await made.round(1, final=False, table=False)
+        made.path.pulled()
+        yield made
+
+
+@pytest.mark.parametrize("sink", [0, 6])
+@pytest.mark.parametrize("by", [1, 4])
+async def test_a_shift_that_was_foreseen_leaves_less_to_the_pause(both: Bench, by: int, sink: int) -> None:
+    """Of what has moved by strides one more is made before anybody waits; what is left is found as always."""
+    rng = np.random.default_rng(17)
+    gaps = both.target.gaps()
+    for number in (2, 3, 4):
+        shift(both, rng, sink=sink, by=by)
+        leaves, _ = await both.round(number, final=number == 4)
+        assert leaves == 3 * by
+        if number == 2 or by > 1:
+            assert both.inbound.count.copied_bytes == 3 * (LEAVES - by - sink) * LEAF
+        else:
+            assert both.inbound.count.copied_bytes == 0
+            assert both.inbound.kept_bytes == STATE - 3 * LEAF
+        if number < 4:
+            await both.inbound.shift_ahead()
+    assert equal(both.source, both.target)
+    assert both.inbound.damaged().size == 0
+    assert both.target.gaps() == gaps
+    assert len(set(await both.roots())) == 1
+
+
+async def test_a_shift_that_was_foreseen_and_did_not_come_costs_bytes_and_nothing_else(both: Bench) -> None:
+    rng = np.random.default_rng(18)
+    shift(both, rng, by=1)
+    await both.round(2, final=False)
+    await both.inbound.shift_ahead()
+    leaves, _ = await both.round(3, final=False)
+    assert leaves == 3  # the first of each region was written over; the last one still lies where it was
+    assert both.inbound.count.copied_bytes == 3 * (LEAVES - 2) * LEAF
+    assert equal(both.source, both.target)
+    await both.inbound.shift_ahead()  # it has moved backwards: nothing is foreseen
+    assert await both.round(4, final=True) == (0, 0)
+    assert equal(both.source, both.target)
+    assert both.inbound.damaged().size == 0
+
+
+@pytest.mark.parametrize("devices", ["gpu"], indirect=True)
+@pytest.mark.parametrize("room", [True, False], ids=["scratch", "no-room"])
+async def test_a_short_way_is_gone_through_a_scratch_if_the_gpu_has_room(
+    both: Bench, monkeypatch: pytest.MonkeyPatch, *, room: bool
+) -> None:
+    """By one leaf of 48: more steps than a scratch takes, and as right where there is no room for one."""
+    asked: list[int] = []
+    pool = both.pool.of(GPUS[0])
+    allocate = pool.allocate
+
+    async def counted(nbytes: int) -> int:
+        asked.append(nbytes)
+        if not room:
+            raise NoMemoryError("full", required_bytes=nbytes, available_bytes=0)
+        return await allocate(nbytes)
+
+    monkeypatch.setattr(pool, "allocate", counted)
+    rng = np.random.default_rng(15)
+    for number in (2, 3):
+        shift(both, rng, by=1)
+        leaves, _ = await both.round(number, final=number == 3)
+        assert leaves == 3
+        assert equal(both.source, both.target)
+    assert both.inbound.damaged().size == 0
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("devices", ["gpu"], indirect=True)
+@pytest.mark.parametrize("final", [False, True], ids=["live", "paused"])
+async def test_what_a_full_gpu_can_not_bring_to_its_place_is_sent(
+    both: Bench, monkeypatch: pytest.MonkeyPatch, *, final: bool
+) -> None:
+    """Regions change places only through a scratch, and there is no room for one."""
+
+    async def full(nbytes: int) -> int:
+        raise NoMemoryError("full", required_bytes=nbytes, available_bytes=0)
+
+    monkeypatch.setattr(both.pool.of(GPUS[0]), "allocate", full)
+    rng = np.random.default_rng(16)
+    exchange(both, rng)
+    both.source.regions[1][: 2 * LEAF] = fresh(rng, 2 * LEAF)
+    leaves, _ = await both.round(2, final=final)
+    assert leaves == 2 * LEAVES + 2
+    assert both.inbound.count.copied_bytes == 0
+    assert equal(both.source, both.target)
+    if not final:
+        assert await both.round(3, final=True) == (0, 0)
+    assert both.inbound.damaged().size == 0
+    assert both.errors == []

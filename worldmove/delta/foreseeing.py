@@ -1,0 +1,65 @@
+"""What a cache will have moved by its next table: one stride more, if it has moved by strides before.
+
+The next table is of a later block, as another round is begun, and a world paused, only after one. So the
+leaves that the guess writes over are those that the next block drops; where it is wrong they are sent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from worldmove.delta.geometry import Flags, Geometry, Longs
+
+
+class Foresight:
+    """Watches the rounds of one move.
+
+    Args:
+        geometry: of the leaves.
+
+    Attributes:
+        ahead: whether memory was moved on as foreseen, since the last round.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self._first: Longs | None = None
+        self._moved = np.zeros(geometry.count, dtype=np.bool_)
+        self._others = 0
+        self.ahead = False
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._moved[:] = False
+        self._others = 0
+
+    def note(self, targets: Longs, origins: Longs) -> None:
+        """Copies of this round."""
+        geometry = self._geometry
+        step, way = geometry.step[targets], origins - targets
+        rolls = (step > 0) & (way > 0) & (way % np.maximum(step, 1) == 0)
+        rolls &= geometry.owner[targets] == geometry.owner[origins]
+        self._moved[targets[rolls]] = True
+        self._others += int(targets.size - rolls.sum())
+
+    def end(self, sent: Flags) -> None:
+        """The round has ended; `sent`: bool, by leaf, what was sent in it."""
+        moved = np.flatnonzero(self._moved)
+        if moved.size > self._others:
+            owner = self._geometry.owner[moved]
+            self._first = np.full(self._geometry.first.size, self._geometry.count, dtype=np.int64)
+            np.minimum.at(self._first, owner, moved)
+        elif self._others or not self.ahead or 2 * int(sent.sum()) > sent.size:
+            self._first = None
+        self.ahead = False
+
+    def targets(self, known: Flags) -> Longs:
+        """Leaves that will be where the leaf a stride further on is now, as far as that one is known."""
+        geometry = self._geometry
+        if self._first is None:
+            return np.zeros(0, dtype=np.int64)
+        every = np.arange(geometry.count, dtype=np.int64)
+        there, inside = geometry.shifted(every, 1)
+        rolls = inside & (every >= self._first[geometry.owner]) & known[there]
+        rolls &= (geometry.group >= 0) & (geometry.group[there] == geometry.group)
+        return np.flatnonzero(rolls)
