@@ -310,10 +310,12 @@ def _rests(demand: Demand, pause: Pause) -> float:
 def _rest_s(demand: Demand, pause: Pause, worlds: int) -> float:
     """How long the receiver rests until the first of so many worlds is at its boundary.
 
-    That is `block / (n + 1)` on average of evenly spread boundaries, with no larger a deviation. Counted are
-    the average of all turns until the deadline and three deviations, at most a block for each.
+    That is `block / (n + 1)` on average of evenly spread boundaries, with no larger a deviation. But each of
+    them takes half a block from when it is told, and only then the next one is: where the work of all is less
+    than that, the receiver rests for what is missing. Counted are the average of all turns until the deadline
+    and three deviations, at most a block for each.
     """
-    mean = demand.block_s / (worlds + 1)
+    mean = max(demand.block_s / (worlds + 1), demand.block_s / 2 - (worlds - 1) * pause.work_s)
     turns = max(demand.deadline_s / (worlds * pause.work_s + mean), 1.0)
     return min(mean * (1 + 3 / sqrt(turns)), demand.block_s)
 

@@ -24,6 +24,8 @@ from worldmove.simulate.scenario import Scenario
 Steps = Generator[simpy.Event, Any, None]
 Told = Callable[[float], None]
 MIN_BATCH = 256 * 1024
+ROUND_TRIPS = 16
+"""Worlds that stand at the same time and may go before one, where single grants are not simulated."""
 PARTS = 8
 """Of bytes that somebody wants to be told of as they land, where single grants are not simulated."""
 
@@ -43,9 +45,8 @@ class WayIn(Protocol):
     def leave(self, place: Any) -> None:
         """The move is over."""
 
-    @property
-    def out_bytes(self) -> float:
-        """What others may have under way when a world stops, at most: it lands first."""
+    def blocked_s(self, line: float) -> float:
+        """How long a world that stands may wait for what is under way, on a line of so many bytes per s."""
 
     @property
     def collapses(self) -> int:
@@ -96,11 +97,10 @@ class GrantLine:
         """Breakdowns of goodput that the gate met."""
         return self._pace.collapses
 
-    @property
-    def out_bytes(self) -> float:
-        """What others may have under way when a world stops, at most; where all stand nothing is tried."""
+    def blocked_s(self, line: float) -> float:
+        """A round trip, and what others may have under way, at most; where all stand nothing is tried."""
         senders, window = self._pace.reach if self._live else self._policy.allowed
-        return min(window, senders * self._under_way * self._most)
+        return self._line.rtt_ms / 1000 + min(window, senders * self._under_way * self._most) / line
 
     def join(self, name: str, sender: str, deadline: float) -> Member:
         """A move comes to the gate."""
@@ -215,10 +215,9 @@ class RateLine:
         """None: one sender answers at a time."""
         return 0
 
-    @property
-    def out_bytes(self) -> float:
-        """None: whoever goes before has the line at once."""
-        return 0.0
+    def blocked_s(self, line: float) -> float:  # noqa: ARG002 - as GrantLine
+        """Round trips, of others that go before, too: whoever is next has the line at once otherwise."""
+        return ROUND_TRIPS * self._rtt
 
     def join(self, name: str, sender: str, deadline: float) -> _Job:  # noqa: ARG002 - as GrantLine
         """A move comes."""

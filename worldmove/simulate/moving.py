@@ -98,10 +98,15 @@ class Moving:
 
     def _copy(self) -> Steps:
         """Live rounds, until what is left fits the pause."""
+        yield from self._round()
+        yield from self._copy_on()
+
+    def _copy_on(self) -> Steps:
+        """More of them, where it does not."""
         for _ in range(MOST_ROUNDS):
-            yield from self._round()
             if self._fits():
                 break
+            yield from self._round()
 
     def _round(self) -> Steps:
         began = self._env.now
@@ -116,25 +121,33 @@ class Moving:
         self._left = min(float(demand.state_bytes), demand.dirties * since)
 
     def _fits(self) -> bool:
-        expected = pause_of(self._demand, self._receiver.supply(), self._left)
-        return expected.total_s <= self._demand.horizon_s
+        return self._left <= self._fitting()
+
+    def _fitting(self) -> float:
+        """Bytes that the pause may bring within the horizon."""
+        beside = pause_of(self._demand, self._receiver.supply(), 0.0)
+        room_s = self._demand.horizon_s - beside.total_s
+        return room_s * self._receiver.supply().full_rate
 
     def _wait_for_turn(self) -> Steps:
-        """Until the world may stop; what it dirties meanwhile has to fit what the turn was given for."""
+        """Until the world may stop; what it dirties meanwhile has to fit what the turn was given for.
+
+        Where it does not fit the pause any more it is copied once more, which the turn waits for.
+        """
         waited = 0.0
         for _ in range(MOST_ROUNDS):
             counted = min(float(self._demand.state_bytes), self._left + self._demand.dirties * waited)
+            if self._demand.live:
+                counted = min(counted, max(self._fitting(), self._left))
             began = self._env.now
             yield self._receiver.turn(self._name, self._need(counted))
             waited = self._env.now - began
             if self._demand.live:
                 self._dirty()
-            if self._left <= counted and (not self._demand.live or self._fits()):
+                yield from self._copy_on()
+            if self._left <= counted:
                 return
-            self._receiver.pauses.leave(self._name)
-            self._receiver.give_turns()
-            if not self._fits():
-                yield from self._round()
+            self._receiver.pauses.leave(self._name)  # and asks for a longer one, before others are told
 
     def _need(self, left: float) -> Need:
         expected = pause_of(self._demand, self._receiver.supply(), left)

@@ -24,7 +24,6 @@ class Receiver:
         self.promises = Promises()
         self.pauses = Pauses()
         self._rates = Rates(inf)
-        self._round_trip_s = scenario.line.rtt_ms / 1000
         self._turns: dict[str, simpy.Event] = {}
         slowest = 1 + scenario.costs.spread
         self._source = parse_rate(scenario.costs.source_digest) / slowest
@@ -49,7 +48,6 @@ class Receiver:
 
     def _look(self, now: float) -> Supply:
         line = self._rates.rate(LINE, now)
-        blocked_s = self._round_trip_s + (self.line.out_bytes / line if line else 0.0)
         return Supply(
             path=line,
             line=line,
@@ -58,7 +56,7 @@ class Receiver:
             open_s=self._rates.tail(OPEN, now) or 0.0,
             commit_s=self._rates.tail(COMMIT, now) or 0.0,
             resume_s=self._rates.tail(RESUME, now) or 0.0,
-            blocked_s=blocked_s,
+            blocked_s=self.line.blocked_s(line) if line else 0.0,
         )
 
     def turn(self, name: str, need: Need) -> simpy.Event:
