@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
-from delta_kit import (
+from gpu_kit import GPUS
+from inbound_kit import Bench, bench, equal
+from moving_kit import (
     LEAF,
     LEAVES,
     REGIONS,
@@ -28,8 +30,6 @@ from delta_kit import (
     shift_with_sink,
     zeros,
 )
-from gpu_kit import GPUS
-from inbound_kit import Bench, bench, equal
 from msgspec.structs import replace
 
 from worldmove.errors import ConnectionLostError, ValidationError

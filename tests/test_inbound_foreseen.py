@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
-from delta_kit import LEAF, LEAVES, REGIONS, STATE, Budget, exchange, fresh, shift
 from gpu_kit import GPUS
 from inbound_kit import Bench, bench, equal
+from moving_kit import LEAF, LEAVES, REGIONS, STATE, Budget, exchange, fresh, shift
 from msgspec.structs import replace
 
 from worldmove.errors import NoMemoryError

@@ -35,6 +35,7 @@ class Geometry:
         offset: int64[count], where it begins in its region.
         group: int64[count]; leaves of one group have one length and one device. -1: it is never copied.
         on_gpu: bool[count], it lies on a GPU.
+        kinds: the values of `on_gpu` that there are.
         step: int64[count], the leaves of its region's stride; 0 where there is none that leaves divide.
         strided: bool[count], whether it may be taken from some strides further on.
         stretches: (first, stop, step) of the leaves of neighbouring regions with one step.
@@ -53,6 +54,7 @@ class Geometry:
         self.strided = (self.group >= 0) & (self.step > 0)
         self._alike: dict[int, Flags] = {}
         self.on_gpu = np.array([device not in (None, HOST) for device in devices], dtype=np.bool_)[self.owner]
+        self.kinds = {device not in (None, HOST) for device in devices}
         edges = np.concatenate([[0], np.flatnonzero(np.diff(self.step)) + 1, [self.count]]).tolist()
         self.stretches = [
             (first, stop, int(self.step[first])) for first, stop in itertools.pairwise(edges) if first < stop

@@ -48,10 +48,10 @@ def make_plan(
 
 def ordered(geometry: Geometry, targets: Longs, origins: Longs, limits: Limits | None = None) -> Schedule:
     """Orders copies as `schedule` does, by `limits` or by those of each device."""
+    if limits is None and len(geometry.kinds) == 1:
+        limits = GPU_LIMITS if True in geometry.kinds else LIMITS
+    if limits is not None:
+        return schedule(geometry, targets, origins, limits)
     on_gpu = geometry.on_gpu[targets]
-    if limits is not None or not on_gpu.any():
-        return schedule(geometry, targets, origins, limits or LIMITS)
-    if on_gpu.all():
-        return schedule(geometry, targets, origins, GPU_LIMITS)
     first = schedule(geometry, targets[on_gpu], origins[on_gpu], GPU_LIMITS)
     return first.followed_by(schedule(geometry, targets[~on_gpu], origins[~on_gpu], LIMITS))
