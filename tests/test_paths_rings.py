@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fault_kit import gone
 from inbound_kit import REGIONS, SEED, Memory, equal, manifest
-from transport_kit import alive
 
 from worldmove.delta import batches
 from worldmove.errors import FramingError, NoMemoryError, WorldMoveError
@@ -221,7 +221,8 @@ async def test_after_quiet_nothing_is_written_and_rings_are_used_again() -> None
         pids = [pid for pid, _, _ in both.far.lanes.lanes]
         both.path.abort()
         await both.path.quiet()
-        assert not any(alive(pid) for pid in pids)
+        assert all(gone(pid) for pid in pids)
+        assert not both.path._tasks, "a copy into memory is under way"
         stands = [region.copy() for region in both.target.regions]
         await asyncio.wait(pulls)
         for region in both.source.regions:
