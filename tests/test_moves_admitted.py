@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,7 +47,7 @@ def world(fleet: Fleet, name: str, *standbys: str, regions: tuple[Region, ...] =
 
 
 def test_a_verdict_has_every_term_and_a_refusal_says_what_was_needed(fleet: Fleet) -> None:
-    world(fleet, "w", "B")
+    world(fleet, "w", "B", "slow")
     request = MigrationRequest(session_id="w", destination="B", live=False, horizon_ms=5000)
     verdict = fleet.client.dry_run(request)
     assert verdict.admissible
@@ -56,20 +55,21 @@ def test_a_verdict_has_every_term_and_a_refusal_says_what_was_needed(fleet: Flee
     assert verdict.available["bytes_per_s"] <= RATE
     assert 160 <= verdict.required["pause_ms"] <= verdict.available["pause_ms"] == 5000
     assert verdict.required["total_ms"] <= verdict.available["total_ms"] == 60_000
-    for more, condition in (({"horizon_ms": 100}, "pause"), ({"deadline_ms": 120}, "deadline")):
-        asked: dict[str, Any] = {"live": False, "horizon_ms": 5000, **more}
+    # All of it takes four seconds there: deadlines that are too short are long enough to be answered in.
+    for more, condition in (({"horizon_ms": 3000}, "pause"), ({"deadline_ms": 3500}, "deadline")):
+        asked: dict[str, Any] = {"destination": "slow", "live": False, "horizon_ms": 9000, **more}
         found = ask(fleet["A"], dry_run=True, **asked).json()
         refused = problem(ask(fleet["A"], **asked), 429, "inadmissible")
         for answer in (found, refused):
             assert (answer["code"], answer["condition"]) == ("inadmissible", condition)
             key = "pause_ms" if condition == "pause" else "total_ms"
             assert answer["required"][key] > answer["available"][key]
-    assert fleet["B"].view().rejected["inadmissible"] == 2
+    assert fleet["slow"].view().rejected["inadmissible"] == 2
     assert (
         'worldmove_rejected_total{code="inadmissible"} 2.0'
-        in httpx.get(f"{fleet['B'].url}/metrics", trust_env=False).text
+        in httpx.get(f"{fleet['slow'].url}/metrics", trust_env=False).text
     )
-    assert fleet["B"].view().reserved_bytes_per_s == 0
+    assert fleet["slow"].view().reserved_bytes_per_s == 0
 
 
 def test_what_moves_show_is_what_others_are_judged_by(fleet: Fleet) -> None:
@@ -113,11 +113,9 @@ def test_a_gate_that_is_full_says_when_there_is_room(fleet: Fleet) -> None:
 def test_a_pause_that_lasts_too_long_ends_within_the_horizon(fleet: Fleet) -> None:
     name = fleet.unique("w")
     actor = world(fleet, name, "B")
-    asyncio.run(order(fleet["B"].run_dir, arm="destination.finishing.delay=20000"))
-    began = time.monotonic()
+    asyncio.run(order(fleet["B"].run_dir, arm="destination.finishing.delay=600000"))
     view = fleet.move(name, "B", horizon_ms=1500)
     assert (view.state, view.code) == ("aborted", "horizon"), view.reason
-    assert time.monotonic() - began < 15
     before = actor.ask("about")["block"]
     until(lambda: actor.ask("about")["block"] > before, "the world generates on")
     assert fleet.owner(name) == "A"
