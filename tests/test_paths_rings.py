@@ -25,7 +25,7 @@ from worldmove.memory.arena import MemoryBudget
 from worldmove.messages import TablePart
 from worldmove.offering import Serving, regions_of
 from worldmove.reading import Reader
-from worldmove.rings import SHAPE, Rings
+from worldmove.rings import SHAPE, Ring, Rings
 from worldmove.staging import RingPath, Stage, lease
 from worldmove.transport.framing import pack_spans, plan
 from worldmove.transport.pool import LanePool, LaneRegion, mint_token
@@ -234,6 +234,22 @@ async def test_after_quiet_nothing_is_written_and_rings_are_used_again() -> None
         ring = await both.far.rings.borrow(["host"])
         assert both.far.budget.held == ring.nbytes
         await both.far.rings.give(ring)
+
+
+async def test_a_ring_is_given_back_only_when_its_lane_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another move may have it at once: a lane that still ran would write into that one's bytes."""
+    async with ends(2) as both:
+        pids = [pid for pid, _, _ in both.far.lanes.lanes]
+        give, found = both.far.rings.give, []
+
+        async def given(ring: Ring) -> None:
+            found.append(all(gone(pid) for pid in pids))
+            await give(ring)
+
+        monkeypatch.setattr(both.far.rings, "give", given)
+        both.path.abort()
+        await both.path.quiet()
+        assert found == [True, True]
 
 
 async def test_cancelled_pulls_go_on_and_keep_their_slots() -> None:
