@@ -289,7 +289,7 @@ async def test_close_ends_threads_and_files(tmp_path: Path) -> None:
     for _ in range(5):
         ledger = await SqliteLedger.open(tmp_path / "ledger.db")
         await ledger.claim(node_info("a"))
-        assert len(ours()) == 2
+        assert len(ours()) == 3
         await ledger.close()
     assert (ours(), files()) == ([], 0)
     assert not (tmp_path / "ledger.db-wal").exists()

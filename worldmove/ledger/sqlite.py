@@ -87,6 +87,7 @@ class SqliteLedger(TransactionalLedger):
         try:
             await ledger._write(lambda tables: tables.position())
             await ledger.position()
+            await ledger._checker.run(ledger._checker.file.checkpoint)
         except BaseException:
             await ledger.close()
             raise

@@ -91,10 +91,11 @@ class LaneProcess:
         try:
             for part in done:
                 part.result()
-        except WorldMoveError as error:
+        except (WorldMoveError, _FatalError) as caught:
+            error = caught.cause if isinstance(caught, _FatalError) else caught
             with contextlib.suppress(ConnectionLostError):
                 await self._channel.send(said.Failed(error.code, error.message))
-            raise
+            raise error from caught.__cause__
 
     async def _beat(self) -> None:
         while True:
@@ -311,9 +312,9 @@ class LaneProcess:
         self._start(lease, self._source(connection, lease, gauge), gauge)
 
 
-class _FatalError(WorldMoveError):
+class _FatalError(Exception):
     """A failure after which the lane can't go on, whatever its class."""
 
     def __init__(self, cause: WorldMoveError) -> None:
         super().__init__(cause.message)
-        self.code = cause.code  # type: ignore[misc]
+        self.cause = cause
