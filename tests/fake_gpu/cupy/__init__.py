@@ -71,6 +71,10 @@ class ndarray:  # noqa: N801 - CuPy's name
     def __setitem__(self, item, value):
         self.array[item] = value.array if isinstance(value, ndarray) else value
 
+    def __iadd__(self, other):
+        self.array += other.array if isinstance(other, ndarray) else other
+        return self
+
 
 def asarray(given):
     if isinstance(given, np.ndarray):
