@@ -20,8 +20,6 @@ def main() -> None:
 
     SIGTERM ends a command as Ctrl-C does: everything that it has started is ended first.
     """
-    with at_once():
-        from worldmove.cli.commands import app  # noqa: PLC0415 - takes half a second
     came: list[int] = []
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -33,9 +31,12 @@ def main() -> None:
         else:
             raise KeyboardInterrupt
 
-    handle(signal.SIGTERM, terminate)
     code: object = INTERRUPTED
     try:
+        # First of all, and in here: there is no moment in which a signal would end it in another way.
+        handle(signal.SIGTERM, terminate)
+        with at_once():
+            from worldmove.cli.commands import app  # noqa: PLC0415 - takes half a second
         app()
     except SystemExit as leaving:
         code = leaving.code
