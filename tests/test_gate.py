@@ -311,3 +311,14 @@ async def test_senseless_grants_are_refused() -> None:
         with pytest.raises(ValidationError):
             await one.acquire(nbytes)
     assert gate.view().waiting == 0
+
+
+async def test_a_world_that_stands_waits_for_no_more_than_others_have_to_send() -> None:
+    gate = Gate(None, 1 << 20)
+    most = gate.bound_bytes
+    assert gate.blocked_s(1e6, copying=0, standing=0) == 0.0
+    assert gate.blocked_s(1e6, copying=0, standing=2_000_000) == 2.0
+    assert gate.blocked_s(1e6, copying=1_000_000, standing=2_000_000) == 3.0
+    assert gate.blocked_s(1e6, copying=0, standing=1 << 40) == most / 1e6
+    # Beside moves that copy, twice the window may be tried.
+    assert gate.blocked_s(1e6, copying=1 << 40, standing=0) == 2 * most / 1e6

@@ -124,11 +124,19 @@ def test_a_cold_gate_is_warmed_once() -> None:
     assert pace.window == 20_000_000
     pace.warm(1e6, 0.001)
     assert pace.window == 20_000_000
-    slow, far, unknown = Pace(), Pace(), Pace()
+    slow, far = Pace(), Pace()
     slow.warm(1e6, 0.001)
     far.warm(1e9, 0.05)
-    unknown.warm(1e6)
-    assert (slow.window, far.window, unknown.window) == (LEAST_WINDOW, 100_000_000, COLD_WINDOW)
+    assert (slow.window, far.window) == (LEAST_WINDOW, 100_000_000)
+
+
+def test_where_nobody_knows_the_round_trip_a_cold_gate_leaves_room_for_a_long_one() -> None:
+    windows = []
+    for goodput in (1e6, 1e7, 1e8, 1e9):
+        pace = Pace()
+        pace.warm(goodput)
+        windows.append(pace.window)
+    assert windows == [LEAST_WINDOW, 2_000_000, COLD_WINDOW, 20_000_000]
 
 
 def test_a_probe_finds_the_line_and_not_a_narrow_window() -> None:

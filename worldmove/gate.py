@@ -162,9 +162,17 @@ class Gate:
             part = min(part, int(self._bucket.rate * WINDOW_S))
         return min(most, max(MIN_BATCH, part))
 
-    def blocked_s(self, line: float) -> float:
-        """How long a world that stands may wait for what is granted already, on a line of so many bytes/s."""
-        out = self.pace.reach[1]
+    def blocked_s(self, line: float, *, copying: int, standing: int) -> float:
+        """How long a world that stands may wait for what is granted already.
+
+        Args:
+            line: bytes per second.
+            copying: bytes of all moves that come and copy; only beside them another window is tried.
+            standing: bytes of the largest of those whose worlds stand for all of their state: one of them
+                comes at a time, and whose turn it is before is counted elsewhere (`granting.pauses`).
+        """
+        most = self.pace.reach[1] if copying else self.bound_bytes
+        out = min(most, copying + standing)
         return (out if self._bucket.rate is None else self.batch_bytes(out)) / line
 
     def join(

@@ -311,7 +311,7 @@ class Intake:
         old = rate is None and within_s < inf
         if self.gate.rate is not None and path == "staged":
             line = self.gate.rate if line is None else min(line, self.gate.rate)
-        blocked = self.gate.blocked_s(line) if line and path == "staged" and self._taken else 0.0
+        blocked = self._blocked_s(line) if line and path == "staged" else 0.0
         return Supply(
             path=rate,
             line=line,
@@ -323,6 +323,12 @@ class Intake:
             resume_s=measured.tail(names.RESUME, now, within_s) or 0.0,
             blocked_s=blocked,
         )
+
+    def _blocked_s(self, line: float) -> float:
+        demands = [one.demand for one in self._taken.values() if one.path == "staged"]
+        copying = sum(demand.state_bytes for demand in demands if demand.live)
+        standing = max((demand.state_bytes for demand in demands if not demand.live), default=0)
+        return self.gate.blocked_s(line, copying=copying, standing=standing)
 
     def _on_epoch(self, epoch: Epoch, now: float) -> None:
         self.rates.note(names.LINE, epoch.goodput, now)

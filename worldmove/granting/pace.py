@@ -27,6 +27,8 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 120.0
 WINDOW_S = 0.02
 """The first window is what this many seconds bring, or two round trips."""
+UNKNOWN_S = 0.2
+"""Two round trips where nobody has measured one, as long as that is no more than the first, cold window."""
 NARROWEST_S = 0.01
 """No narrower than what this many seconds bring: a paused world may wait so long for what is out already."""
 LEAST_WINDOW = 1 << 20
@@ -95,9 +97,9 @@ class Pace:
         if not self._cold:
             return
         self._cold = False
-        least = self.window if delay_s is None else min(LEAST_WINDOW, self._most_bytes)
-        wanted = int(goodput * max(WINDOW_S, 2 * (delay_s or 0.0)))
-        self.window = min(max(wanted, least), self._most_bytes)
+        long_s = UNKNOWN_S if delay_s is None else max(WINDOW_S, 2 * delay_s)
+        most = self._most_bytes if delay_s is not None else max(self.window, int(goodput * WINDOW_S))
+        self.window = min(max(int(goodput * long_s), LEAST_WINDOW), most, self._most_bytes)
 
     @contextlib.contextmanager
     def probed(self) -> Iterator[None]:
