@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -23,7 +23,8 @@ def at_once() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before:
+        # The other way round: SIGTERM's handler may ask for SIGINT's, and must not find the one from above.
+        for number, handler in reversed(before):
             handle(number, handler)
 
 
