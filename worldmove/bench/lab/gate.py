@@ -157,6 +157,9 @@ async def _row(stage: Stage, plan: Plan, load: float, alone: float) -> Row:
 def main(arguments: Sequence[str]) -> int:
     """Measures inside the laboratory's namespaces and shows; the exit code."""
     plan = msgspec.json.decode(arguments[0], type=Plan)
+    folder = Path(arguments[arguments.index("--out") + 1]) if "--out" in arguments else None
+    if folder is not None:  # before minutes of measuring, not after them
+        folder.mkdir(parents=True, exist_ok=True)
     result = uvloop.run(measure(plan))
     lines = [Line("one sender alone", f"{result.alone_mbit_per_s:.0f} Mb/s")]
     for row in result.rows:
@@ -172,8 +175,8 @@ def main(arguments: Sequence[str]) -> int:
         lines.append(Line(f"{crowd.senders} at once, gate {crowd.gate}", shown, bar))
     title = f"{plan.senders} senders into one port of {plan.rate_bits_per_s / 1e6:.0f} Mb/s"
     show(title, result, lines, json="--json" in arguments)
-    if "--out" in arguments:
-        _write(result, Path(arguments[arguments.index("--out") + 1]))
+    if folder is not None:
+        _write(result, folder)
     return 0 if not any(row.missed for row in result.rows) else 1
 
 
