@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import numpy as np
-from inbound_kit import KIB, Bench
+from gpu_kit import GPUS
+from inbound_kit import KIB, Bench, bench
+from msgspec.structs import replace
 
+from worldmove.executor import kinds
 from worldmove.executor.devices import Executors
-from worldmove.manifest import Region
+from worldmove.executor.pool import ExecutorPool
+from worldmove.manifest import HOST, Region
 from worldmove.memory.arena import MemoryBudget
 
 LEAF = 8 * KIB
@@ -16,6 +21,9 @@ LEAVES = 48
 STRIDE = 8 * KIB
 REGIONS = tuple(Region(name, "uint8", (LEAVES * LEAF,), stride_bytes=STRIDE) for name in ("k", "v", "w"))
 STATE = 3 * LEAVES * LEAF
+
+PLACES = {"host": (HOST,) * 3, "gpu": (GPUS[0],) * 3, "mixed": (GPUS[0], HOST, GPUS[1])}
+"""Where the regions lie."""
 
 Change = Callable[[Bench, np.random.Generator], None]
 
@@ -29,6 +37,26 @@ class Budget(MemoryBudget):
 
     async def allocate_on(self, device: str, nbytes: int) -> int:
         return await self._executors.of(device).allocate(nbytes)
+
+
+@asynccontextmanager
+async def pools(devices: tuple[str, ...]) -> AsyncIterator[Executors]:
+    """Executors of the host and of all GPUs among `devices`."""
+    gpus = {uuid: ExecutorPool(1, nice=0, kind=kinds.gpu(uuid)) for uuid in sorted({*devices} - {HOST})}
+    made = Executors(ExecutorPool(2, nice=0), gpus)
+    await made.start()
+    yield made
+    await made.close()
+
+
+@asynccontextmanager
+async def moved_once(executors: Executors, devices: tuple[str, ...]) -> AsyncIterator[Bench]:
+    """Both ends with the regions on `devices`, after a live round that brought everything."""
+    regions = tuple(replace(region, device=on) for region, on in zip(REGIONS, devices, strict=True))
+    async with bench(executors, regions, batch_bytes=4 * LEAF, arenas=Budget(executors)) as made:
+        await made.round(1, final=False, table=False)
+        made.path.pulled()
+        yield made
 
 
 def fresh(rng: np.random.Generator, nbytes: int) -> np.ndarray:

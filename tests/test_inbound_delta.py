@@ -12,55 +12,45 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
-from gpu_kit import GPUS
-from inbound_kit import Bench, bench, equal
+from inbound_kit import Bench, equal
 from moving_kit import (
     LEAF,
     LEAVES,
-    REGIONS,
+    PLACES,
     STATE,
-    Budget,
     Change,
     exchange,
     fresh,
+    moved_once,
     permute,
+    pools,
     rewrite,
     ring,
     shift,
     shift_with_sink,
     zeros,
 )
-from msgspec.structs import replace
 
 from worldmove.errors import ConnectionLostError, ValidationError
-from worldmove.executor import kinds
 from worldmove.executor.devices import Executors
-from worldmove.executor.pool import ExecutorPool
-from worldmove.manifest import HOST, Span
+from worldmove.manifest import Span
 from worldmove.messages import TablePart
 
 
 @pytest.fixture(params=["host", "gpu"])
 def devices(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Where the regions lie."""
-    return {"host": (HOST,) * 3, "gpu": (GPUS[0],) * 3, "mixed": (GPUS[0], HOST, GPUS[1])}[request.param]
+    return PLACES[request.param]
 
 
 @pytest_asyncio.fixture
 async def executors(imagined: None, devices: tuple[str, ...]) -> AsyncIterator[Executors]:
-    gpus = {uuid: ExecutorPool(1, nice=0, kind=kinds.gpu(uuid)) for uuid in sorted({*devices} - {HOST})}
-    made = Executors(ExecutorPool(2, nice=0), gpus)
-    await made.start()
-    yield made
-    await made.close()
+    async with pools(devices) as made:
+        yield made
 
 
 @pytest_asyncio.fixture
 async def both(executors: Executors, devices: tuple[str, ...]) -> AsyncIterator[Bench]:
-    regions = tuple(replace(region, device=on) for region, on in zip(REGIONS, devices, strict=True))
-    async with bench(executors, regions, batch_bytes=4 * LEAF, arenas=Budget(executors)) as made:
-        await made.round(1, final=False, table=False)
-        made.path.pulled()
+    async with moved_once(executors, devices) as made:
         yield made
 
 
