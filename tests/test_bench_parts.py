@@ -139,10 +139,15 @@ async def test_growth_of_a_nodes_child_counts_as_the_nodes() -> None:
 
 
 def test_memory_files_count_as_shared_and_not_as_own() -> None:
-    before_shared, before_own = shared_bytes(), own_bytes([os.getpid()])
-    with arena(64 * MIB) as fd, mmap.mmap(fd, 64 * MIB):
-        assert shared_bytes() - before_shared >= 32 * MIB  # others may free some meanwhile
-        assert own_bytes([os.getpid()]) - before_own < 32 * MIB
+    """`Shmem` is the whole machine's, and others make and free memory files meanwhile: the median counts."""
+    shared, own = [], []
+    for _ in range(9):
+        before_shared, before_own = shared_bytes(), own_bytes([os.getpid()])
+        with arena(64 * MIB) as fd, mmap.mmap(fd, 64 * MIB):
+            shared.append(shared_bytes() - before_shared)
+            own.append(own_bytes([os.getpid()]) - before_own)
+    assert statistics.median(shared) >= 32 * MIB
+    assert max(own) < 32 * MIB
 
 
 def test_processes_that_are_gone_count_nothing() -> None:
