@@ -50,6 +50,7 @@ ABORTABLE = frozenset(
 )
 LEDGER_RETRY_S = 0.2
 LOG_AFTER_S = 0.005
+KEPT_STEPS = 64
 
 WORK = (
     p.OfferPath, p.ReadTable, p.PauseWorld, p.SealWorld,
@@ -138,6 +139,7 @@ class Driver:
         self._channel: PeerChannel | None = None
         self._writer: asyncio.Task[None] | None = None
         self._events: deque[Any] = deque()
+        self._steps: deque[tuple[str, float, float]] = deque(maxlen=KEPT_STEPS)
         self._handling = False
         self._outbox: asyncio.Queue[m.Message | None] = asyncio.Queue()
         self._tasks = Tasks(self._on_error)
@@ -191,9 +193,18 @@ class Driver:
         finally:
             self._handling = False
 
+    def note(self, step: str) -> None:
+        """Remembers when something happened in this move; the last of it is logged when the move has ended.
+
+        By the host's monotonic clock, so that the lines of both its nodes can be put together, and by what
+        this thread has worked, which says the same on a busy machine.
+        """
+        self._steps.append((step, time.monotonic(), time.thread_time()))
+
     def _handle(self, event: Any) -> None:
         if self.machine.ended:
             return
+        self.note(type(event).__name__)
         before = self.machine.state
         try:
             actions = self.machine.handle(event)
@@ -291,6 +302,8 @@ class Driver:
             if not self.done.done():
                 self.done.set_result(None)
             self.changed.set()
+            steps = [(step, round(at * 1000, 3), round(work * 1000, 3)) for step, at, work in self._steps]
+            self.log.info("steps", steps=steps)
 
     async def abandon(self) -> None:
         """Ends the driver without a word: the node goes at once, the record tells the next one what was."""
