@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldmove.granting.meter import EPOCH_S, Epoch, Meter
-from worldmove.granting.pace import COLD_WINDOW, FIRST_WAIT_S, LEAST_WINDOW, PROBE_WINDOW, Pace
+from worldmove.granting.pace import (
+    COLD_WINDOW,
+    FIRST_WAIT_S,
+    LEAST_WINDOW,
+    PROBE_WINDOW,
+    TRIAL_EPOCHS,
+    Pace,
+)
 
 Line = Callable[[int, int], float]
 
@@ -88,6 +95,20 @@ def test_a_paused_world_ends_trials_for_its_time() -> None:
     while pace.now_allowed(calm=True) == pace.now_allowed(calm=False):
         pace.heard(Epoch(10_000_000, 0.1, 1, "A"), crowded=True, tight=True, now=FIRST_WAIT_S)
     assert pace.now_allowed(calm=False) == (pace.senders, pace.window)
+
+
+def test_nothing_is_learned_of_a_trial_that_was_not_in_force() -> None:
+    """While worlds stand the window is what it was: that goodput stays is no word for a narrower one."""
+    pace, epoch = Pace(), Epoch(10_000_000, 0.1, 1, "A")
+    pace.heard(epoch, crowded=False, tight=False, now=FIRST_WAIT_S)
+    trial, before = pace.now_allowed(calm=True), pace.now_allowed(calm=False)
+    assert trial[1] < before[1], "a narrower window is tried"
+    for second in range(2, 100):
+        pace.heard(epoch, crowded=True, tight=True, now=float(second), calm=False)
+    assert (pace.now_allowed(calm=True), pace.now_allowed(calm=False)) == (trial, before)
+    for _ in range(TRIAL_EPOCHS):
+        pace.heard(epoch, crowded=False, tight=False, now=100.0)
+    assert (pace.senders, pace.window) == trial, "in force it has lost nothing"
 
 
 @given(

@@ -216,3 +216,33 @@ def test_grants_that_stay_out_are_named() -> None:
     assert gate.overdue(3.0, 1.5) == [request]
     gate.leave(member)
     assert gate.overdue(3.0, 1.5) == []
+
+
+def carry(gate: Policy, member: Member, seconds: float) -> None:
+    """Two grants at a time, each half of the bound, on a line where every grant costs ten milliseconds."""
+    now, asked = 0.0, 0
+    out: list[Request] = []
+    while now < seconds:
+        while asked < 2:
+            gate.hold_back()
+            gate.ask(member, gate.allowed[1] // 2)
+            asked += 1
+        out += gate.due(now)[0]
+        now += out[0].nbytes / 1e9 + 0.01
+        gate.landed(out.pop(0), now)
+        asked -= 1
+
+
+def test_a_window_that_cuts_grants_short_is_widened_while_a_world_is_copied() -> None:
+    gate = Policy(Bucket(None, 1), Pace())
+    cold = gate.allowed[1]
+    carry(gate, gate.join("m", "A"), 60.0)
+    assert gate.allowed[1] >= 8 * cold
+
+
+def test_a_window_stays_as_it_is_while_a_world_stands() -> None:
+    gate = Policy(Bucket(None, 1), Pace())
+    before, member = gate.allowed[1], gate.join("m", "A")
+    gate.stand(member, 60.0)
+    carry(gate, member, 60.0)
+    assert gate.allowed[1] == before

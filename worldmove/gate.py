@@ -157,7 +157,14 @@ class Gate:
 
     def batch_bytes(self, most: int, lanes: int = 1) -> int:
         """See `Pass.batch_bytes`."""
-        part = self.pace.window // (2 * lanes)
+        batch = self._batch(most, lanes)
+        if batch < self._batch(most, 0):
+            self._policy.hold_back()
+        return batch
+
+    def _batch(self, most: int, lanes: int) -> int:
+        """As `batch_bytes`; without lanes: what it would be if the window allowed it."""
+        part = self.bound_bytes // (2 * lanes) if lanes else most
         if self._bucket.rate is not None:
             part = min(part, int(self._bucket.rate * WINDOW_S))
         return min(most, max(MIN_BATCH, part))
@@ -173,7 +180,7 @@ class Gate:
         """
         most = self.pace.reach[1] if copying else self.bound_bytes
         out = min(most, copying + standing)
-        return (out if self._bucket.rate is None else self.batch_bytes(out)) / line
+        return (out if self._bucket.rate is None else self._batch(out, 1)) / line
 
     def join(
         self, name: str, sender: str, deadline_s: float = inf, on_cut: Callable[[str], None] | None = None

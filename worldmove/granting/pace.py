@@ -117,7 +117,7 @@ class Pace:
         finally:
             self.window, self._probed = narrow, False
 
-    def heard(self, epoch: Epoch, *, crowded: bool, tight: bool, now: float) -> None:
+    def heard(self, epoch: Epoch, *, crowded: bool, tight: bool, now: float, calm: bool = True) -> None:
         """Learns from an epoch.
 
         Args:
@@ -125,13 +125,15 @@ class Pace:
             crowded: more senders wanted to answer than may.
             tight: the window held a request back.
             now: seconds of any clock that never goes back.
+            calm: no world stood meanwhile. Otherwise no trial was in force, and nothing is learned of it: a
+                narrower window that nobody had to live with loses nothing, and would always stay.
         """
         if self._probed:
             return
         if self._still:
             return
         self.warm(epoch.goodput)
-        if self._trial is not None:
+        if calm and self._trial is not None:
             self._judge(self._trial, epoch, now)
             return
         if epoch.senders < self.senders:
@@ -140,7 +142,7 @@ class Pace:
             return
         before = epoch.goodput if self.goodput is None else self.goodput
         self.goodput = before + SMOOTHING * (epoch.goodput - before)
-        if now >= self._rest_until:
+        if calm and now >= self._rest_until:
             self._try(crowded, tight, now)
 
     def _collapsed(self, epoch: Epoch, now: float) -> bool:

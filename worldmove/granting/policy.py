@@ -116,7 +116,7 @@ class Policy:
         self._order: list[tuple[Key, Member]] = []
         self._senders: dict[str, int] = {}
         self._paused = 0
-        self._crowded = self._tight = False
+        self._crowded = self._tight = self._stood = False
         self.on_epoch = on_epoch or (lambda _epoch, _now: None)
 
     @property
@@ -135,6 +135,13 @@ class Policy:
         senders, window = self.pace.now_allowed(calm=self._paused == 0)
         return senders, window if self._most is None else min(window, self._most)
 
+    def hold_back(self) -> None:
+        """The bound is why somebody asks for less at once: it counts as tight.
+
+        Requests that are cut to fit the bound never wait for it, which would otherwise be how that shows.
+        """
+        self._tight = True
+
     def join(self, name: str, sender: str, deadline: float = inf) -> Member:
         """A move comes to the gate."""
         self._numbers += 1
@@ -147,6 +154,7 @@ class Policy:
         placed = self._drop(member)
         self._paused += (until is not None) - member.paused
         member.stand(until)
+        self._stood |= member.paused
         if placed:
             self._place(member)
 
@@ -218,8 +226,10 @@ class Policy:
         epoch = self._meter.landed(request.nbytes, now, full=self._full)
         if epoch is not None:
             self.on_epoch(epoch, now)
-            self.pace.heard(epoch, crowded=self._crowded, tight=self._tight, now=now)
+            crowded, tight = self._crowded, self._tight
+            self.pace.heard(epoch, crowded=crowded, tight=tight, now=now, calm=not self._stood)
             self._crowded = self._tight = False
+            self._stood = self._paused > 0
             self._meter.restart(self._senders)
 
     def give_back(self, request: Request, now: float) -> None:

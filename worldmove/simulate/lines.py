@@ -130,7 +130,9 @@ class GrantLine:
     def _ask(self, place: Member, carry: _Carry) -> None:
         if not carry.unasked or place.left:
             return
-        part = max(MIN_BATCH, self._pace.window // 2) if self._gate_on else self._most
+        part = max(MIN_BATCH, self._policy.allowed[1] // 2) if self._gate_on else self._most
+        if part < self._most:
+            self._policy.hold_back()
         nbytes = min(carry.unasked, self._most, part)
         carry.unasked -= nbytes
         if self._gate_on:
