@@ -111,10 +111,15 @@ def test_a_request_never_names_too_many_pieces() -> None:
         (10 << 20, 2, MIN_PART_BYTES),
         (40 << 20, 2, 10 << 20),
         (1 << 30, 1, MAX_PART_BYTES),
+        (16 << 20, 1, 16 << 20),
     ],
 )
 def test_small_jobs_are_shared_out(nbytes: int, processes: int, size: int) -> None:
     assert part_size(nbytes, processes) == size
+
+
+def test_a_device_gets_its_next_part_while_it_does_one() -> None:
+    assert part_size(16 << 20, 1, alone=2) == 8 << 20
 
 
 def part(*keys: int) -> Part:

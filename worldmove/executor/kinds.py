@@ -21,6 +21,7 @@ class Kind(NamedTuple):
         ready_s: how long it may take to get ready, beside the time of a stall.
         window: requests that an executor has at once: one in work, others that follow without a gap.
         smallest_part: bytes of a part, where there is enough to do. largest_part: likewise.
+        alone: parts of a job that a single executor does: a device begins with one beside the next request.
     """
 
     device: str = "host"
@@ -30,6 +31,7 @@ class Kind(NamedTuple):
     window: int = 2
     smallest_part: int = MIN_PART_BYTES
     largest_part: int = MAX_PART_BYTES
+    alone: int = 1
 
 
 HOST = Kind()
@@ -50,4 +52,5 @@ def gpu(uuid: str, faults: Sequence[str] = ()) -> Kind:
         window=32,
         smallest_part=256 << 20,
         largest_part=1 << 30,
+        alone=2,
     )

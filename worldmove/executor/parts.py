@@ -14,10 +14,19 @@ MAX_PART_PIECES = 1500
 
 
 def part_size(
-    nbytes: int, processes: int, smallest: int = MIN_PART_BYTES, largest: int = MAX_PART_BYTES
+    nbytes: int,
+    processes: int,
+    smallest: int = MIN_PART_BYTES,
+    largest: int = MAX_PART_BYTES,
+    alone: int = 1,
 ) -> int:
-    """Bytes of a part for a job of `nbytes`, so that all of `processes` have work, and end together."""
-    return min(largest, max(smallest, -(-nbytes // (2 * processes))))
+    """Bytes of a part for a job of `nbytes`, so that all of `processes` have work, and end together.
+
+    `alone` says in how many a single process gets it. It ends together with itself, and on the host every
+    request wakes two processes beside a transfer that needs the cores.
+    """
+    shares = 2 * processes if processes > 1 else alone
+    return min(largest, max(smallest, -(-nbytes // shares)))
 
 
 def split_digest(pieces: Iterable[Piece], part_bytes: int) -> Iterator[list[Piece]]:

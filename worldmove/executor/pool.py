@@ -351,7 +351,8 @@ class ExecutorPool:
         self._board.finish(part, answer.exception() or answer.result())
 
     def _part_size(self, nbytes: int) -> int:
-        return part_size(nbytes, self._count, self._kind.smallest_part, self._kind.largest_part)
+        kind = self._kind
+        return part_size(nbytes, self._count, kind.smallest_part, kind.largest_part, kind.alone)
 
     async def _close(self) -> None:
         await self._board.idle()

@@ -46,6 +46,12 @@ async def serve(work: Work, channel: Channel[Request]) -> None:
     replies: asyncio.Queue[tuple[Reply, Sequence[int]]] = asyncio.Queue()
 
     def answer(reply: Reply, fds: Sequence[int]) -> None:
+        # Straight from the working thread: a loop in between would be one more wake-up beside the digests.
+        # What carries descriptors, and what the node is too far behind for, goes by the loop, which can wait.
+        if not fds:
+            with contextlib.suppress(ConnectionLostError, FramingError):
+                channel.send_nowait(reply)
+                return
         # After the loop's end nobody is told anything any more.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(replies.put_nowait, (reply, fds))
