@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from worldmove.bench.nodes import RunningNode
@@ -37,10 +36,13 @@ class Actor:
     async def start(
         cls, node: RunningNode, role: str, nbytes: int, program: Sequence[str] = PROGRAM
     ) -> Actor:
-        """Starts one; `role` is `world` or `standby`, `program` a module and arguments of its own."""
+        """Starts one; `role` is `world` or `standby`, `program` a module and arguments of its own.
+
+        It runs under the node's interpreter.
+        """
         module, *more = program
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module),
+            *(node.python, "-m", module),
             *(node.url, role, SESSION, str(nbytes), str(os.getpid()), *more),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -85,10 +87,18 @@ class Shuttle:
         self._home = 0
         self._behind: Actor | None = None
 
-    async def move(self, path: PathChoice, *, live: bool = False) -> Moved:
+    @property
+    def home(self) -> int:
+        """Which of the two nodes has the session."""
+        return self._home
+
+    async def move(
+        self, path: PathChoice, *, live: bool = False, on_state: Callable[[str], None] | None = None
+    ) -> Moved:
         """Moves the session to the other node, and returns when the move has ended.
 
-        What it leaves behind becomes a standby at the beginning of the next move, or by `turn`.
+        What it leaves behind becomes a standby at the beginning of the next move, or by `turn`. `on_state` is
+        told of every news of the move the state that it is in.
 
         Raises:
             MoveAbortedError: the move did not end well, or the roots differ.
@@ -103,7 +113,7 @@ class Shuttle:
             path=path,
             deadline_ms=120_000.0,
         )
-        view, prepare_ms = await self._follow(self._clients[here], request)
+        view, prepare_ms = await self._follow(self._clients[here], request, on_state)
         receipt = view.receipt
         if view.state != "released" or receipt is None:
             raise MoveAbortedError(f"the move ended as {view.state}: {view.reason}", reason=view.reason)
@@ -121,11 +131,15 @@ class Shuttle:
             await self._behind.expect("waiting")
             self._behind = None
 
-    async def _follow(self, client: AsyncClient, request: MigrationRequest) -> tuple[MigrationView, float]:
+    async def _follow(
+        self, client: AsyncClient, request: MigrationRequest, on_state: Callable[[str], None] | None
+    ) -> tuple[MigrationView, float]:
         last = await client.migrate(request)
         prepare_ms: float | None = None
         async for view in client.migration_events(last.id):
             last = view
+            if on_state is not None:
+                on_state(view.state)
             if prepare_ms is None and view.state not in PREPARING:
                 prepare_ms = view.elapsed_ms
         return last, prepare_ms or 0.0

@@ -20,13 +20,17 @@ END_TIMEOUT_S = 20.0
 
 
 class RunningNode(NamedTuple):
-    """A node that answers at `url`; `pid` is its process. It was started in `folder`, with `options`."""
+    """A node that answers at `url`; `pid` is its process. It was started in `folder`, with `options`.
+
+    `python` is its interpreter, and with it the version of the code.
+    """
 
     name: str
     url: str
     pid: int
     folder: Path
     options: tuple[str, ...]
+    python: str = sys.executable
 
 
 @contextlib.asynccontextmanager
@@ -36,6 +40,8 @@ async def running_nodes(
     each: Mapping[str, Sequence[str]] | None = None,
     logs: Path | None = None,
     within: Mapping[str, Sequence[str]] | None = None,
+    *,
+    python: str = sys.executable,
 ) -> AsyncIterator[list[RunningNode]]:
     """Starts nodes that share a ledger, and ends them, with every trace of them, when the block ends.
 
@@ -45,6 +51,7 @@ async def running_nodes(
         each: more options by node.
         logs: a folder in which the nodes' logs are left.
         within: by node, what stands before its command and becomes it, such as `ip netns exec HOST`.
+        python: the interpreter that runs them; that of another checkout runs its code.
 
     Raises:
         ProcessLostError: one did not answer; the last line of its log stands in the message.
@@ -54,7 +61,9 @@ async def running_nodes(
     try:
         own, before = each or {}, within or {}
         starts = [
-            _start(name, folder, [*options, *own.get(name, ())], before.get(name, ()), processes)
+            _start(
+                name, folder, [*options, *own.get(name, ())], before.get(name, ()), processes, python=python
+            )
             for name in names
         ]
         yield await asyncio.gather(*starts)
@@ -72,7 +81,7 @@ async def restarted(node: RunningNode) -> AsyncIterator[RunningNode]:
     processes: list[asyncio.subprocess.Process] = []
     await _ended(node.pid)
     try:
-        yield await _start(node.name, node.folder, node.options, (), processes)
+        yield await _start(node.name, node.folder, node.options, (), processes, python=node.python)
     finally:
         await asyncio.shield(_end(processes))
 
@@ -96,11 +105,13 @@ async def _start(
     options: Sequence[str],
     before: Sequence[str],
     processes: list[asyncio.subprocess.Process],
+    *,
+    python: str,
 ) -> RunningNode:
     log = folder / f"{name}.log"
     with _descriptors(log) as (reader, writer, errors):
         process = await asyncio.create_subprocess_exec(
-            *(*before, sys.executable, "-m", "worldmove", "serve", "--name", name),
+            *(*before, python, "-m", "worldmove", "serve", "--name", name),
             *("--http", "127.0.0.1:0", "--run-dir", str(folder / name)),
             *("--ledger", f"sqlite:///{folder / 'ledger.db'}", "--log-level", "warning"),
             *("--ready-fd", str(writer.fileno()), *options),
@@ -115,7 +126,7 @@ async def _start(
         url = await _first_line(reader)
     if not url:
         raise ProcessLostError(f"node {name} does not answer; its log ends with: {_last_line(log)}")
-    return RunningNode(name, url, process.pid, folder, tuple(options))
+    return RunningNode(name, url, process.pid, folder, tuple(options), python)
 
 
 @contextlib.contextmanager

@@ -150,8 +150,8 @@ async def _take_turns(
     runs: dict[str, list[float]] = {"raw_tcp": [], "lanes": [], "verified": []}
     moves = []
     async with (
-        _arena(nbytes, filled=True) as source,
-        _arena(nbytes, filled=False) as destination,
+        filled_arena(nbytes) as source,
+        filled_arena(nbytes, filled=False) as destination,
         RawStream(source, destination, nbytes) as raw,
         lane_pair(source, destination, nbytes) as lanes,
     ):
@@ -174,7 +174,8 @@ def _data_ms(receipt: Receipt) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _arena(nbytes: int, *, filled: bool) -> AsyncIterator[int]:
+async def filled_arena(nbytes: int, *, filled: bool = True) -> AsyncIterator[int]:
+    """The descriptor of a memory file, populated; noise is in it unless it is not to be `filled`."""
     fd = await asyncio.to_thread(create_arena, nbytes, "worldmove-bench")
     try:
         if filled:
