@@ -105,6 +105,28 @@ async def test_quiet_means_that_nothing_writes_any_more(ends: Ends) -> None:
     assert not any(region.any() for region in ends.target.regions)
 
 
+async def test_quiet_waits_for_a_copy_whose_caller_is_gone(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def copy(*_: object, **__: object) -> None:
+        begun.set()
+        await go.wait()
+
+    monkeypatch.setattr(ends.mine, "copy_from", copy)
+    pull = asyncio.ensure_future(ends.path.pull(ends.all(), urgent=False))
+    await begun.wait()
+    pull.cancel()
+    await asyncio.wait([pull])
+    ends.path.abort()
+    quiet = asyncio.ensure_future(ends.path.quiet())
+    await asyncio.wait([quiet], timeout=0.1)
+    assert not quiet.done()
+    go.set()
+    await quiet
+
+
 async def test_quiet_without_a_pull_returns_and_unmaps(ends: Ends) -> None:
     ends.path.abort()
     await ends.path.quiet()
