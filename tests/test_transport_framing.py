@@ -74,6 +74,7 @@ def test_small_spans_share_messages() -> None:
         ([Span(0, 1 << 64, 1)], "fit"),
         ([Span(0, 0, framing.MAX_PULL_BYTES + 1)], "more than"),
         ([Span(0, 0, framing.MAX_PULL_BYTES)] * 2, "more than"),
+        ([Span(0, 0, 1 << 63)] * 2, "more than"),  # in 64 bits they come to nothing
         ([Span(0, 0, (1 << 64) - 1)] * 2, "more than"),
         ([Span(0, 0, 1)] * (framing.MAX_SPANS + 1), "spans"),
     ],
@@ -107,6 +108,7 @@ def test_openings_prove_the_token_for_one_direction_move_and_table() -> None:
         (hello[:-1], Kind.HELLO, TOKEN, "m-1"),
         (hello[:8] + bytes(16) + hello[24:], Kind.HELLO, TOKEN, "m-1"),
         (b"\0" + hello[1:], Kind.HELLO, TOKEN, "m-1"),
+        (hello[:4] + struct.pack("<H", framing.VERSION + 1) + hello[6:], Kind.HELLO, TOKEN, "m-1"),
     ]
     for body, kind, token, move_id in wrong:
         with pytest.raises(FramingError):
