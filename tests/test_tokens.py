@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worldmove.errors import ConfigError
-from worldmove.tokens import TokenFile
+from worldmove.tokens import MAX_TOKENS, TokenFile
 
 OLD, NEW, PEER = "old-" + "o" * 20, "new-" + "n" * 20, "peer-" + "p" * 20
 
@@ -55,6 +55,11 @@ def test_rotation_needs_no_restart_and_survives_a_bad_file(tmp_path: Path) -> No
         (f'operator = ["{OLD} {OLD}"]\n', 0o600),
         ("operator = [1234567890123456789]\n", 0o600),
         (f'operator = ["{"x" * 513}"]\n', 0o600),
+        (f'operator = ["{"ü" * 20}"]\n', 0o600),
+        (f'operator = ["{"x" * 20}\\u0007"]\n', 0o600),
+        ("operator = 5\n", 0o600),
+        ("operator = {}\n", 0o600),
+        (f"operator = {[f'{number:020}' for number in range(MAX_TOKENS + 1)]}\n", 0o600),
     ],
 )
 def test_a_wrong_file_is_refused_and_not_quoted(tmp_path: Path, text: str, mode: int) -> None:
