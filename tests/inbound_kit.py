@@ -175,11 +175,13 @@ class Bench:
 
     async def roots(self) -> tuple[str, str]:
         """Of the source and of the destination, each of what lies in its memory and tables."""
-        fields = {"session_id": "world", "epoch": 3, "block": 12, "host_states": (b"state", b"")}
-        return (
-            await self.theirs.root(self.table, **fields),  # type: ignore[arg-type]
-            await self.inbound.root(World(**fields)),  # type: ignore[arg-type]
-        )
+        world = World("world", 3, 12, (b"state", b""))
+        return await self.root(world), await self.inbound.root(world)
+
+    async def root(self, world: World) -> str:
+        """Of the source, of what lies in its memory and table."""
+        digests = await self.theirs.region_digests(self.table)
+        return self.theirs.sum_up(digests, **world._asdict())
 
 
 @asynccontextmanager

@@ -72,6 +72,7 @@ ORDER = (
     "timeline",
     "receipts",
     "readiness",
+    "adoption",
     "outbound",
     "source",
     "destination",

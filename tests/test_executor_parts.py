@@ -19,6 +19,7 @@ from worldmove.executor.parts import (
     part_size,
     split_copy,
     split_digest,
+    split_land,
     split_ranges,
 )
 
@@ -49,6 +50,21 @@ def leaves_of(pieces: Sequence[Piece]) -> list[tuple[int, int, int, int]]:
         for piece in pieces
         for number in range(piece.leaves)
     ]
+
+
+@given(pieces_strategy, st.integers(1, 5000))
+def test_what_lands_is_cut_as_what_is_read_of_it(pieces: list[Piece], part_bytes: int) -> None:
+    copies = [
+        CopyPiece(9, 7 * number, piece.key, piece.offset, piece.length) for number, piece in enumerate(pieces)
+    ]
+    parts = list(split_land(copies, pieces, part_bytes))
+    assert [[read for _, read in part] for part in parts] == list(split_digest(pieces, part_bytes))
+    shifts = {piece.key: set[int]() for piece in pieces}
+    for copy, read in (pair for part in parts for pair in part):
+        assert (copy.key, copy.offset, copy.length) == (read.key, read.offset, read.length)
+        shifts[read.key].add(copy.offset - copy.source_offset)
+    for number, piece in enumerate(pieces):
+        assert not piece.length or piece.offset - 7 * number in shifts[piece.key]
 
 
 @given(pieces_strategy, st.integers(1, 5000))

@@ -37,7 +37,7 @@ async def test_a_foreseen_root_is_the_one_that_is_found(both: Bench) -> None:
     await both.inbound.foresee(WORLD)
     assert both.inbound.damaged().size == 0
     foreseen = await both.inbound.root(WORLD)
-    assert foreseen == await both.theirs.root(both.table, **WORLD._asdict())
+    assert foreseen == await both.root(WORLD)
     assert await both.inbound.root(WORLD._replace(block=13)) != foreseen
 
 
@@ -49,7 +49,7 @@ async def test_a_root_foreseen_for_other_bytes_than_those_in_memory_is_not_used(
     both.path.hook = spoil
     await both.round(1, final=True)
     await both.inbound.foresee(WORLD)
-    foreseen = await both.theirs.root(both.table, **WORLD._asdict())
+    foreseen = await both.root(WORLD)
     assert both.inbound._foreseen == (WORLD, foreseen)
     assert both.inbound.damaged().tolist() == [0]
     assert await both.inbound.root(WORLD) != foreseen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import os
 import resource
 import socket
@@ -13,8 +14,18 @@ import msgspec
 import pytest
 from starve_kit import limited, next_descriptor
 
-from worldmove.errors import FramingError
-from worldmove.ipc import HEADER, MAGIC, MAX_BODY, MAX_PACKET, SPILLED, SyncChannel, socketpair
+from worldmove.errors import ConnectionLostError, FramingError, WorldMoveError
+from worldmove.ipc import (
+    HEADER,
+    MAGIC,
+    MAX_BODY,
+    MAX_PACKET,
+    SPILLED,
+    Channel,
+    SyncChannel,
+    close_all,
+    socketpair,
+)
 
 
 class Word(msgspec.Struct):
@@ -22,6 +33,68 @@ class Word(msgspec.Struct):
 
 
 BODY = msgspec.msgpack.encode(Word(b"x" * 40))
+
+
+async def test_who_listens_hears_everything_at_once_and_why_it_ends() -> None:
+    mine, its = socketpair()
+    speaking: SyncChannel[Word] = SyncChannel(mine, Word)
+    channel: Channel[Word] = Channel(its, Word)
+    heard: list[tuple[bytes, int]] = []
+    ended: asyncio.Future[WorldMoveError] = asyncio.get_running_loop().create_future()
+    reader, writer = os.pipe()
+    for number in range(3):
+        speaking.send(Word(b"%d" % number), [reader] * number)
+
+    def hear(word: Word, fds: list[int]) -> None:
+        heard.append((word.text, len(fds)))
+        close_all(fds)
+
+    channel.listen(hear, ended.set_result)
+    speaking.close()
+    assert isinstance(await ended, ConnectionLostError)
+    assert heard == [(b"0", 0), (b"1", 1), (b"2", 2)]
+    channel.close()
+    close_all([reader, writer])
+
+
+async def test_a_channel_that_was_closed_tells_its_listener_nothing_more() -> None:
+    mine, its = socketpair()
+    speaking: SyncChannel[Word] = SyncChannel(mine, Word)
+    channel: Channel[Word] = Channel(its, Word)
+    first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def hear(word: Word, _fds: list[int]) -> None:
+        first.set_result(word.text)
+        channel.close()
+
+    ended: list[WorldMoveError] = []
+    channel.listen(hear, ended.append)
+    speaking.send(Word(b"one"))
+    speaking.send(Word(b"two"))
+    assert await first == b"one"
+    await asyncio.sleep(0)
+    assert ended == []
+    speaking.close()
+
+
+async def test_a_listener_that_refuses_a_message_hears_no_other() -> None:
+    mine, its = socketpair()
+    speaking: SyncChannel[Word] = SyncChannel(mine, Word)
+    channel: Channel[Word] = Channel(its, Word)
+    ended: asyncio.Future[WorldMoveError] = asyncio.get_running_loop().create_future()
+    heard: list[bytes] = []
+
+    def hear(word: Word, _fds: list[int]) -> None:
+        heard.append(word.text)
+        raise FramingError("out of turn")
+
+    channel.listen(hear, ended.set_result)
+    for text in (b"one", b"two"):
+        speaking.send(Word(text))
+    assert (await ended).message == "out of turn"
+    assert heard == [b"one"]
+    channel.close()
+    speaking.close()
 
 
 @pytest.fixture

@@ -355,9 +355,9 @@ def test_a_source_takes_what_the_destination_offers_and_counts_rounds() -> None:
 
 def test_what_is_committed_is_what_was_sealed() -> None:
     given = machine("destination", State.VERIFYING)
-    _, commit = given.handle(EVENTS["MemoryVerified"])
+    commit, _ = given.handle(EVENTS["MemoryVerified"])
     assert commit == p.CommitRecord(block=SEALED.block, root=ROOT)
-    _, adopt = given.handle(p.RecordCommitted(committed=COMMITTED))
+    adopt, _ = given.handle(p.RecordCommitted(committed=COMMITTED))
     assert adopt == p.AdoptRecord(block=SEALED.block)
 
 

@@ -179,6 +179,25 @@ async def test_a_whole_move_over_the_local_path(ends: Ends) -> None:
     assert errors == []
 
 
+async def test_what_is_planned_beforehand_is_copied_and_read_back_in_the_pause(ends: Ends) -> None:
+    """What the source writes until it stops comes, too: the plan holds no bytes."""
+    errors: list[BaseException] = []
+    landed: list[int] = []
+    inbound = Inbound(ends.mine, ends.path, errors.append, landed.append)
+    assert ends.path.at_once
+    await inbound.open(arm=True)
+    ends.source.regions[0][77] ^= 1
+    inbound.start_round(1, final=True)
+    table = await ends.theirs.table()
+    await ends.theirs.read(table, ends.theirs.all_spans(), urgent=True)
+    inbound.plan(TablePart(number=1, first=0, digests=table.slice(0, table.count)))
+    await inbound.close_round()
+    assert inbound.damaged().size == 0
+    assert equal(ends.source, ends.target)
+    assert sum(landed) == ends.source.holding.manifest.nbytes
+    assert errors == []
+
+
 async def test_reading_reports_every_leaf_once_and_knows_them_then(ends: Ends) -> None:
     table = await ends.theirs.table()
     seen = np.zeros(table.count, dtype=np.int64)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from worldmove import messages as m
 from worldmove import protocol as p
+from worldmove.adoption import Adoption
 from worldmove.arrival import Arrival
 from worldmove.driver import Driver, Perform, Services
 from worldmove.errors import (
@@ -57,6 +58,7 @@ class DestinationMove(Driver):
         super().__init__(services, hello.move_id, policy)
         self.hello = hello
         self.created_at = now_text()
+        self.state_bytes = hello.manifest.nbytes
         self._arrival = Arrival(services.intake, hello, services.note_rate, services.settings.min_gbps)
         self.path_name: str | None = None
         self.landed = 0
@@ -72,6 +74,7 @@ class DestinationMove(Driver):
         self._pins = contextlib.ExitStack()
         self._wiping: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._adoption = Adoption(services.ledger, self._attended)
         self._ready = Readiness(self._work, self.fail, services.settings.peer_timeout_ms / 1000)
 
     @property
@@ -119,7 +122,7 @@ class DestinationMove(Driver):
             self._ready.begin(self._bound())
             self._work.spawn(warm(self.services.ledger, self.session_id))
         elif isinstance(event, m.Sealed):
-            if self.landed < self.hello.manifest.nbytes:  # it may take long, and others write meanwhile
+            if self.landed < self.state_bytes:  # it may take long, and others write meanwhile
                 self._work.spawn(warm(self.services.ledger, self.session_id))
             self._work.spawn(self._receiving().foresee(self._world(event)))
 
@@ -168,6 +171,8 @@ class DestinationMove(Driver):
         await self._arrival.opened(self._path, self._bound().memory.leaf_map)
         self._inbound = Inbound(self._reader, self._path, self._on_error, self._on_landed, self._arrival.read)
         await self._inbound.open(arm=not self.hello.live, live_share=self.services.settings.live_share)
+        if not self.hello.live:
+            self._ready.begin(self._bound())
         self.post(ready)
 
     def _on_path_lost(self, future: asyncio.Future[WorldMoveError]) -> None:
@@ -179,7 +184,7 @@ class DestinationMove(Driver):
         self._arrival.landed(nbytes)
         if self.machine.state is State.PREPARED or time.monotonic() < self._tell_at:
             return  # the source doesn't know yet that its world stands, or it was told just now
-        if self.landed - self._told >= max(PROGRESS_BYTES, self.hello.manifest.nbytes // 50):
+        if self.landed - self._told >= max(PROGRESS_BYTES, self.state_bytes // 50):
             self._told, self._tell_at = self.landed, time.monotonic() + PROGRESS_S
             self.send(m.Progress(bytes=self.landed))
 
@@ -244,6 +249,8 @@ class DestinationMove(Driver):
             new = records.commit(
                 record, block=action.block, revision=self.hello.manifest.revision, root=action.root
             )
+            if self.services.faults is None:  # what may happen between the two can happen there
+                self._adoption.follow(new, self._adopted(new))
             try:
                 await self.services.ledger.swap(record, new)
             except LostRaceError:
@@ -266,26 +273,30 @@ class DestinationMove(Driver):
     async def _adopt_record(self, _action: p.AdoptRecord) -> None:
         """Also where the swap was written and its reply lost: then the world lives here, worker or not."""
         self._arrival.found_committed()
-        berth = self._bound()
-        written = self._begun().phase == "adopted"
-        if not written and not berth.attended and not self.hello.allow_unattended:
+        written = self._adoption.under_way or self._begun().phase == "adopted"
+        if not written and not self._attended():
             raise NoWorkerError("the standby's worker died before it could adopt")
         await self._adopt()
 
+    def _attended(self) -> bool:
+        return self._bound().attended or self.hello.allow_unattended
+
+    def _adopted(self, record: SessionRecord) -> SessionRecord:
+        return records.adopt(record, self.services.claim, endpoint=self._bound().endpoint)
+
     async def _adopt(self) -> None:
         berth = self._bound()
-        endpoint = berth.endpoint
         async with self._ledger_turn:
             record = self._begun()
-            new = records.adopt(record, self.services.claim, endpoint=endpoint)
+            new = self._adopted(record)
             try:
-                await self.services.ledger.swap(record, new)
+                await self._adoption.write(record, new)
             except LostRaceError:
                 await self._report_standing()
                 return
             self._record = new
         berth.install(new, self.hello, self._arrival.dirty_rate)
-        adopted = m.Adopted(epoch=new.epoch, resume_ms=self._arrival.adopted(), endpoint=endpoint)
+        adopted = m.Adopted(epoch=new.epoch, resume_ms=self._arrival.adopted(), endpoint=berth.endpoint)
         self.post(p.RecordAdopted(adopted=adopted))
 
     def _close_record(self, _action: p.CloseRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import secrets
@@ -68,6 +69,17 @@ class LeafTable:
         """
         self._check(first, count)
         return bytes(memoryview(self._map)[first * DIGEST_BYTES : (first + count) * DIGEST_BYTES])
+
+    def hashes(self, edges: Sequence[int]) -> list[bytes]:
+        """`hash_bytes` of the digests of the leaves between each edge and the next, ascending from 0.
+
+        Raises:
+            ValidationError: an edge lies outside the table.
+        """
+        self._check(0, edges[-1])
+        view = memoryview(self._map)
+        ends = [edge * DIGEST_BYTES for edge in edges]
+        return [hash_bytes(view[start:stop]) for start, stop in itertools.pairwise(ends)]
 
     def store(self, first: int, digests: bytes) -> None:
         """Writes digests that another node computed from leaf `first` on, and marks them known.

@@ -49,7 +49,7 @@ ABORTABLE = frozenset(
     }
 )
 LEDGER_RETRY_S = 0.2
-LOG_AFTER_S = 0.005
+LOG_AFTER_S = 0.05
 KEPT_STEPS = 64
 
 WORK = (
@@ -222,7 +222,7 @@ class Driver:
         for action in actions:
             self._perform(action)
         if after is not before:
-            # Once the actions are under way: a line of the log takes longer than a message to the peer.
+            # After a short pause, and not within: a line of the log takes longer than a message to the peer.
             tell = partial(self.log.info, "state", before=str(before), state=str(after))
             asyncio.get_running_loop().call_later(LOG_AFTER_S, tell)
 

@@ -108,7 +108,7 @@ class Inbound:
     ) -> None:
         self._reader = reader
         self._path = path
-        self._landing = path if isinstance(path, LocalPath) and path.reads else None
+        self._landing = path if isinstance(path, LocalPath) else None
         self._tasks = Tasks(on_error)
         self._on_landed = on_landed
         self._on_read = on_read
@@ -148,7 +148,7 @@ class Inbound:
         self._rearranger = Rearranger(
             self._reader, tables, self._asked, self._ask, on_read=self._on_read, spawn=self._tasks.spawn
         )
-        if self._landing is not None:
+        if self._landing is not None and self._landing.at_once:
             # A world that stands waits for none of this.
             leaf_map = self._reader.memory.leaf_map
             batches = delta.batches(leaf_map.whole(), leaf_map, self._path.batch_bytes)
@@ -295,7 +295,7 @@ class Inbound:
     def kept_bytes(self) -> int:
         """Bytes of the state that the last round neither sent nor copied."""
         moved = self._count.bytes + self._count.copied_bytes
-        return max(self._reader.memory.manifest.nbytes - moved, 0)
+        return max(self._reader.memory.leaf_map.total - moved, 0)
 
     async def _hash(self) -> None:
         # Whoever needs it and doesn't find it asks again, and hears what is wrong.
@@ -324,11 +324,11 @@ class Inbound:
         self._asked[:] = True
         self._count.asked_at = self._count.started
         self._count.leaves += leaf_map.count
-        self._count.bytes += self._reader.memory.manifest.nbytes
+        self._count.bytes += leaf_map.total
         plan, self._everything = self._everything, None
         if self._armed is not None:
             self._tasks.spawn(self._arrived(self._armed))
-        elif self._landing is None or plan is None:
+        elif self._landing is None or plan is None or self._count.share < 1.0:
             self._tasks.spawn(self._bring(leaf_map.whole()))
         else:
             self._tasks.spawn(self._landing.land_planned(plan, self._note_landed, urgent=self._count.final))

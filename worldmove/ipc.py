@@ -17,12 +17,13 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from worldmove.errors import ConnectionLostError, FramingError, NoMemoryError, TransportError
+from worldmove.errors import ConnectionLostError, FramingError, NoMemoryError, TransportError, WorldMoveError
 from worldmove.shortage import shortage
 
 MAGIC = 0x314D574D
@@ -167,6 +168,7 @@ class Channel(Generic[M]):
         self._sock = sock
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self._sending = asyncio.Lock()
+        self._deaf: Callable[[], object] | None = None
 
     def fileno(self) -> int:
         """The socket's descriptor, -1 once closed."""
@@ -228,6 +230,30 @@ class Channel(Generic[M]):
             await self._ready(write=False)
         return received
 
+    def listen(
+        self, on_message: Callable[[M, list[int]], None], on_end: Callable[[WorldMoveError], None]
+    ) -> None:
+        """From now on passes each message on at once, where `receive` would have to wake a task.
+
+        Args:
+            on_message: told a message and its descriptors, as `receive` returns them; what it raises of
+                ours ends the listening.
+            on_end: told once why nothing more comes, unless the channel is closed before.
+        """
+        loop, fd = asyncio.get_running_loop(), self._sock.fileno()
+
+        def heard() -> None:
+            try:
+                while self._sock.fileno() >= 0 and (received := self.receive_nowait()) is not None:
+                    on_message(*received)
+            except WorldMoveError as error:
+                loop.remove_reader(fd)
+                self._deaf = None
+                on_end(error)
+
+        self._deaf = partial(loop.remove_reader, fd)
+        loop.add_reader(fd, heard)
+
     def receive_nowait(self) -> tuple[M, list[int]] | None:
         """As `receive`, or `None` where nothing has come yet."""
         try:
@@ -264,6 +290,9 @@ class Channel(Generic[M]):
 
     def close(self) -> None:
         """Closes this side; a pending `receive` of another task must be cancelled by its owner first."""
+        if self._deaf is not None:
+            self._deaf()
+            self._deaf = None
         self._sock.close()
 
 

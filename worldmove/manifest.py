@@ -223,10 +223,12 @@ class LeafMap:
         count: leaves of all regions.
         first: int64[regions + 1]; leaves of region r are `first[r]` to `first[r + 1] - 1`.
         leaf_bytes: int64[regions]; nbytes: int64[regions].
+        total: bytes of all regions together.
     """
 
     def __init__(self, regions: tuple[Region, ...]) -> None:
         self.nbytes = np.array([region.nbytes for region in regions], dtype=np.int64)
+        self.total = int(self.nbytes.sum())
         self.leaf_bytes = np.array([region.leaf_bytes for region in regions], dtype=np.int64)
         leaves = -(-self.nbytes // self.leaf_bytes) if len(regions) else np.zeros(0, dtype=np.int64)
         self.first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(leaves)])

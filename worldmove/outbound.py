@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import structlog
@@ -138,8 +139,8 @@ class Outbound:
         start = time.monotonic()
         for some in plan.single_parts() if in_turns else [plan]:
             await self._reader.perform(some, urgent=urgent, on_read=on_read)
-        manifest = self._hello.manifest
-        self._services.intake.note_digest("source", manifest, manifest.nbytes, time.monotonic() - start)
+        nbytes, seconds = self._holding.leaf_map.total, time.monotonic() - start
+        self._services.intake.note_digest("source", self._hello.manifest, nbytes, seconds)
 
     def expect_stop(self) -> None:
         """The world is asked to stop now: what is armed waits for that."""
@@ -152,8 +153,16 @@ class Outbound:
 
     async def root(self, pause: Pause) -> str:
         """The root of the paused world, from the table and its host states."""
-        return await self._reader.root(
-            self.table,
+        return self._sum_up(pause, await self._reader.region_digests(self.table))
+
+    def root_at_once(self, pause: Pause) -> str | None:
+        """The same without waiting, if the table is so small that it is hashed here."""
+        digests = self._reader.small_digests(self.table)
+        return None if digests is None else self._sum_up(pause, digests)
+
+    def _sum_up(self, pause: Pause, digests: Sequence[bytes]) -> str:
+        return self._reader.sum_up(
+            digests,
             session_id=self._hello.session_id,
             epoch=self._hello.epoch,
             block=pause.block,

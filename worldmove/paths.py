@@ -97,7 +97,7 @@ class LocalPath:
     """Copies between two mappings on one host, in the executors of the devices that it goes to.
 
     Attributes:
-        reads: whether it can read back what it brings in the same go, by `land`: between GPUs.
+        at_once: whether all of it may be under way at once, so that it can be planned beforehand.
         sign: whereby the target's devices see that the source's world stands, if they can.
     """
 
@@ -105,10 +105,11 @@ class LocalPath:
     rate: float | None = None
 
     def __init__(self, source: Reader, target: Reader, sign: Sign | None = None) -> None:
-        on_gpus = any(extent.device != "host" for extent in target.memory.extents)
-        self.reads = all(extent.device != "host" for extent in target.memory.extents)
+        devices = {extent.device for extent in target.memory.extents}
+        on_gpus, on_host = devices != {"host"}, "host" in devices
         self.batch_bytes = GPU_BATCH_BYTES if on_gpus else BATCH_BYTES
         self.width = GPU_WIDTH if on_gpus else WIDTH
+        self.at_once = not on_host or target.memory.leaf_map.total <= WIDTH * BATCH_BYTES
         self.sign = sign
         self._armed: Armed | None = None
         self._source = source

@@ -75,6 +75,7 @@ class Reader:
         self._tables: list[tuple[LeafTable, dict[str, int]]] = []
         self._scratches = Scratches(pools)
         self._heads = region_heads(memory.manifest.regions)
+        self._edges: list[int] = memory.leaf_map.first.tolist()
 
     async def open(self, *, writable: bool = True, towards: Holding | None = None) -> None:
         """Maps the extents in the executors; undone if it fails.
@@ -168,7 +169,7 @@ class Reader:
         await each([pool.perform(parts, urgent=urgent, on_part=part) for pool, parts in plan.parts])
 
     async def land(self, source: Reader, table: LeafTable, spans: Sequence[Span], *, urgent: bool) -> None:
-        """Copies leaf-aligned spans as `copy_from` does, and reads each back as `read` does; on GPUs only."""
+        """Copies leaf-aligned spans as `copy_from` does, and reads each back as `read` does."""
         await self.perform(self.plan_land(source, table, [spans]), urgent=urgent)
 
     def plan_land(self, source: Reader, table: LeafTable, batches: Iterable[Sequence[Span]]) -> Plan:
@@ -266,23 +267,16 @@ class Reader:
 
     async def region_digests(self, table: LeafTable, *, urgent: bool = False) -> list[bytes]:
         """BLAKE2b-256 of every region's leaf digests, in manifest order."""
-        first = self.memory.leaf_map.first
-        ranges = [(int(start), int(stop - start)) for start, stop in itertools.pairwise(first)]
-        if table.nbytes <= INLINE_BYTES and len(ranges) <= INLINE_REGIONS:
-            return [hash_bytes(table.slice(*leaves)) for leaves in ranges]
+        if (digests := self.small_digests(table)) is not None:
+            return digests
+        ranges = [(start, stop - start) for start, stop in itertools.pairwise(self._edges)]
         return await self._pools.host.region_digests(self._keys_of(table)[HOST], ranges, urgent=urgent)
 
-    async def root(
-        self, table: LeafTable, *, session_id: str, epoch: int, block: int, host_states: Sequence[bytes]
-    ) -> str:
-        """The root (hex) of what `table` says of this memory, together with every rank's host state."""
-        return self.sum_up(
-            await self.region_digests(table),
-            session_id=session_id,
-            epoch=epoch,
-            block=block,
-            host_states=host_states,
-        )
+    def small_digests(self, table: LeafTable) -> list[bytes] | None:
+        """The same without waiting, if `table` is so small that it is hashed here; else `None`."""
+        if table.nbytes > INLINE_BYTES or len(self._edges) > INLINE_REGIONS:
+            return None
+        return table.hashes(self._edges)
 
     def sum_up(
         self,

@@ -78,7 +78,7 @@ class Session:
             block=self.slot.ranks.block,
             state=self.state,
             revision=manifest.revision,
-            bytes=manifest.nbytes,
+            bytes=self.slot.holding.leaf_map.total,
             ranks=len(manifest.ranks),
             block_ms=manifest.block_ms,
             horizon_ms=manifest.horizon_ms,

@@ -9,7 +9,7 @@ from math import inf
 
 from worldmove import messages as m
 from worldmove import protocol as p
-from worldmove.driver import Driver, PeerChannel, Perform, Services
+from worldmove.driver import Driver, PeerChannel, Perform, Services, Work
 from worldmove.errors import LostRaceError, MoveAbortedError, PeerError, WorldMoveError
 from worldmove.hosting.ranks import Pause
 from worldmove.hosting.slots import Slot
@@ -46,6 +46,7 @@ class SourceMove(Driver):
             block_ms=hello.manifest.block_ms,
             state_bytes=hello.manifest.nbytes,
         )
+        self.state_bytes = policy.state_bytes
         super().__init__(services, hello.move_id, policy)
         self.session = session
         self.hello = hello
@@ -231,12 +232,22 @@ class SourceMove(Driver):
         late = f"the world would stand longer than its horizon of {self.hello.horizon_ms:g} ms"
         self.later(max(left_ms, 0.0), lambda: self.fail("horizon", late))
 
-    async def _seal_world(self, _action: p.SealWorld) -> None:
+    def _seal_world(self, _action: p.SealWorld) -> Work | None:
         pause = self._pause
         if pause is None:
             raise PeerError("a seal is wanted before the world was paused")
-        self.account.source_root = sealed_root = await self._memory.root(pause)
-        sealed = m.Sealed(block=pause.block, host_states=pause.host_states, root=sealed_root)
+        root = self._memory.root_at_once(pause)
+        if root is None:
+            return self._seal_large(pause)
+        self._sealed(pause, root)  # in one go with the end of the table
+        return None
+
+    async def _seal_large(self, pause: Pause) -> None:
+        self._sealed(pause, await self._memory.root(pause))
+
+    def _sealed(self, pause: Pause, root: str) -> None:
+        self.account.source_root = root
+        sealed = m.Sealed(block=pause.block, host_states=pause.host_states, root=root)
         self.post(p.WorldSealed(sealed=sealed))
 
     def _resume_world(self, _action: p.ResumeWorld) -> None:

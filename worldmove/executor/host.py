@@ -6,25 +6,37 @@
 from __future__ import annotations
 
 import mmap
+import os
+import socket
 import sys
-from functools import partial
+from collections.abc import Sequence
 
-from worldmove.errors import NoMemoryError, TransportError, ValidationError
+from worldmove.errors import (
+    ConnectionLostError,
+    FramingError,
+    NoMemoryError,
+    TransportError,
+    ValidationError,
+)
 from worldmove.executor.messages import (
     Attach,
     Copy,
+    CopyPiece,
     Detach,
     Digest,
     Done,
     Failed,
     Fill,
     Hash,
+    Land,
+    Piece,
+    Ready,
     Reply,
     Request,
     Shift,
 )
-from worldmove.executor.serving import Answer, Tasks, options, prepare, run, serve
-from worldmove.ipc import close_all, map_shared
+from worldmove.executor.serving import options, prepare
+from worldmove.ipc import SyncChannel, close_all, map_shared
 from worldmove.kernels.leaf_digest import DIGEST_BYTES, digest_leaves, hash_bytes, leaf_count
 
 FILL_BYTES = 256 * 1024
@@ -51,12 +63,13 @@ class Bench:
                 self._attach(key, fds, nbytes, writable=writable)
             case Detach(_, key):
                 self._detach(key)
-            case Digest():
-                self._digest(request)
-            case Copy(_, pieces) | Shift(_, pieces, _):
-                for piece in pieces:
-                    target = self._view(piece.key, piece.offset, piece.length)
-                    target[:] = self._view(piece.source_key, piece.source_offset, piece.length)
+            case Digest(_, table, seed, pieces):
+                self._digest(pieces, table, seed)
+            case Copy(_, moves) | Shift(_, moves, _):
+                self._copy(moves)
+            case Land(_, moves, table, seed, pieces):
+                self._copy(moves)
+                self._digest(pieces, table, seed)
             case Fill():
                 self._fill(request)
             case Hash(_, table, ranges):
@@ -81,14 +94,19 @@ class Bench:
         if mapped is not None:
             mapped.close()
 
-    def _digest(self, request: Digest) -> None:
-        for piece in request.pieces:
+    def _copy(self, moves: Sequence[CopyPiece]) -> None:
+        for move in moves:
+            target = self._view(move.key, move.offset, move.length)
+            target[:] = self._view(move.source_key, move.source_offset, move.length)
+
+    def _digest(self, pieces: Sequence[Piece], table: int, seed: int) -> None:
+        for piece in pieces:
             leaves = leaf_count(piece.length, piece.leaf_bytes)
             with (
                 self._view(piece.key, piece.offset, piece.length) as view,
-                self._view(request.table, piece.first_leaf * DIGEST_BYTES, leaves * DIGEST_BYTES) as out,
+                self._view(table, piece.first_leaf * DIGEST_BYTES, leaves * DIGEST_BYTES) as out,
             ):
-                digest_leaves(view, piece.leaf_bytes, request.seed, out)
+                digest_leaves(view, piece.leaf_bytes, seed, out)
 
     def _fill(self, request: Fill) -> None:
         pattern = memoryview(bytes([request.byte]) * FILL_BYTES)
@@ -109,27 +127,46 @@ class Bench:
         return memoryview(mapped)[offset : offset + length]
 
 
-def _work(tasks: Tasks, answer: Answer) -> None:
+def _answer(bench: Bench, request: Request, fds: list[int]) -> Reply:
+    """Does what is asked; what was wrong with it is an answer, too."""
+    try:
+        return bench.perform(request, fds)
+    except NoMemoryError as error:
+        return Failed(request.call, error.message, error.details)
+    except (ValidationError, TransportError) as error:
+        return Failed(request.call, error.message)
+    except (TypeError, ValueError, BufferError, MemoryError) as error:
+        return Failed(request.call, f"{type(error).__name__}: {error}")
+
+
+def serve(channel: SyncChannel[Request]) -> None:
+    """Does one request after the other; to pass them between threads takes longer than a small one.
+
+    Raises:
+        ConnectionLostError: the node is gone.
+        FramingError: what it sent is no request.
+    """
     bench = Bench()
-    while True:
-        request, fds = tasks.get()
-        try:
-            reply: Reply = bench.perform(request, fds)
-        except NoMemoryError as error:
-            reply = Failed(request.call, error.message, error.details)
-        except (ValidationError, TransportError) as error:
-            reply = Failed(request.call, error.message)
-        except (TypeError, ValueError, BufferError, MemoryError) as error:
-            reply = Failed(request.call, f"{type(error).__name__}: {error}")
+    channel.send(Ready(os.getpid()))
+    while (received := channel.receive()) is not None:
+        request, fds = received
+        reply = _answer(bench, request, fds)
         close_all(fds)
-        answer(reply, ())
+        channel.send(reply)
 
 
 def main(argv: list[str]) -> int:
-    """Runs the executor on the inherited socket `--fd`."""
+    """Runs the executor on the inherited socket `--fd`, until that closes."""
     given = options("worldmove.executor.host").parse_args(argv)
     prepare(given)
-    return run(given, partial(serve, _work))
+    try:
+        serve(SyncChannel(socket.socket(fileno=given.fd), Request))
+    except ConnectionLostError:
+        return 0
+    except FramingError as error:
+        sys.stderr.write(f"executor {os.getpid()}: {error}\n")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ MAX_PART_BYTES = 32 * 1024 * 1024
 MIN_PART_BYTES = 4 * 1024 * 1024
 MAX_PART_PIECES = 1500
 """Keeps a request within one packet."""
+MAX_LAND_PIECES = MAX_PART_PIECES // 2
 
 
 def part_size(
@@ -74,6 +75,40 @@ def split_copy(pieces: Iterable[CopyPiece], part_bytes: int) -> Iterator[list[Co
                 part, room = [], part_bytes
     if part:
         yield part
+
+
+def split_land(
+    copies: Iterable[CopyPiece], reads: Iterable[Piece], part_bytes: int
+) -> Iterator[list[tuple[CopyPiece, Piece]]]:
+    """Cuts copies, each with the piece that it writes, at leaves as `split_digest` does."""
+    part: list[tuple[CopyPiece, Piece]] = []
+    room = part_bytes
+    for whole, written in zip(copies, reads, strict=True):
+        copy, read = whole, written
+        while read.length:
+            take = min(read.length, room // read.leaf_bytes * read.leaf_bytes)
+            if take == 0 and not part:
+                take = min(read.length, read.leaf_bytes)
+            if take:
+                part.append((copy._replace(length=take), read._replace(length=take)))
+                room -= take
+                copy, read = _behind(copy, read, take)
+            if read.length or room <= 0 or len(part) == MAX_LAND_PIECES:
+                yield part
+                part, room = [], part_bytes
+    if part:
+        yield part
+
+
+def _behind(copy: CopyPiece, read: Piece, taken: int) -> tuple[CopyPiece, Piece]:
+    """What is left of both without their first `taken` bytes, which are whole leaves or all."""
+    left = copy.length - taken
+    return (
+        copy._replace(source_offset=copy.source_offset + taken, offset=copy.offset + taken, length=left),
+        read._replace(
+            offset=read.offset + taken, length=left, first_leaf=read.first_leaf + taken // read.leaf_bytes
+        ),
+    )
 
 
 def split_fill(ranges: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[list[tuple[int, int]]]:

@@ -237,7 +237,7 @@ class ExecutorPool:
     def plan_land(
         self, copies: Sequence[CopyPiece], reads: Sequence[Piece], table: int, seed: int
     ) -> list[Part]:
-        """Parts that copy, and read back each target once it has landed; on a GPU only.
+        """Parts that copy, and read back each target once it has landed.
 
         Args:
             copies: as for `copy`.
@@ -250,7 +250,8 @@ class ExecutorPool:
         """
         self._attached.check_digest(table, reads)
         self._attached.check_copies(copies)
-        return work.land_parts(table, seed, copies, reads)
+        size = self._part_size(sum(copy.length for copy in copies))
+        return work.land_parts(table, seed, copies, reads, size)
 
     async def prepare(self, parts: Sequence[Part]) -> None:
         """Has a GPU's executor get ready for what `parts` digest: it will be asked for soon."""

@@ -181,11 +181,10 @@ class ExecutorProcess:
 
     async def _live(self) -> None:
         reason = "its socket was closed"
+        lost: asyncio.Future[WorldMoveError] = asyncio.get_running_loop().create_future()
+        self._channel.listen(self._answer, lost.set_result)
         try:
-            while True:
-                self._answer(*await self._channel.receive())
-        except (ConnectionLostError, FramingError) as error:
-            reason = error.message
+            reason = (await lost).message
         finally:
             self.kill()
             self._sending.cancel()

@@ -1,90 +1,27 @@
-"""What the programs of executors have in common, and how one is served that works in a thread of its own.
+"""What the programs of executors have in common.
 
-Hashing a leaf of up to 64 KiB holds the interpreter lock and would stall any loop in its thread for
-milliseconds. The program ends when its control socket closes, and with its node.
+Each ends when its control socket closes, and with its node.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import ctypes
 import os
-import queue
 import resource
 import signal
 import socket
 import sys
-import threading
-import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvloop
 
-from worldmove.errors import ConnectionLostError, FramingError
-from worldmove.executor.messages import Ready, Reply, Request
-from worldmove.ipc import Channel, close_all
-
-SWITCH_INTERVAL_S = 0.0005
-"""How long the working thread may keep the interpreter from a loop that has a message to read."""
+from worldmove.errors import FramingError
+from worldmove.executor.messages import Request
+from worldmove.ipc import Channel
 
 _PR_SET_PDEATHSIG = 1
-
-Tasks = queue.SimpleQueue[tuple[Request, list[int]]]
-Answer = Callable[[Reply, Sequence[int]], object]
-"""Sends a reply, from any thread; the descriptors that go with it are closed afterwards."""
-Work = Callable[[Tasks, Answer], None]
-"""What the working thread runs: takes requests for ever, and answers each once."""
-
-
-async def serve(work: Work, channel: Channel[Request]) -> None:
-    """Passes requests to `work`, which has a thread of its own, and its answers back."""
-    loop = asyncio.get_running_loop()
-    tasks: Tasks = queue.SimpleQueue()
-    replies: asyncio.Queue[tuple[Reply, Sequence[int]]] = asyncio.Queue()
-
-    def answer(reply: Reply, fds: Sequence[int]) -> None:
-        # Straight from the working thread: a loop in between would be one more wake-up beside the digests.
-        # What carries descriptors, and what the node is too far behind for, goes by the loop, which can wait.
-        if not fds:
-            with contextlib.suppress(ConnectionLostError, FramingError):
-                channel.send_nowait(reply)
-                return
-        # After the loop's end nobody is told anything any more.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(replies.put_nowait, (reply, fds))
-
-    def working() -> None:
-        try:
-            work(tasks, answer)
-        except BaseException:
-            traceback.print_exc()
-            raise
-        finally:
-            # Nobody works here any more: another process has to.
-            os._exit(1)
-
-    threading.Thread(target=working, name="work", daemon=True).start()
-    sending = asyncio.create_task(_send(channel, replies))
-    try:
-        await channel.send(Ready(os.getpid()))
-        while True:
-            tasks.put(await channel.receive())
-    except ConnectionLostError:
-        return
-    finally:
-        sending.cancel()
-
-
-async def _send(channel: Channel[Request], replies: asyncio.Queue[tuple[Reply, Sequence[int]]]) -> None:
-    while True:
-        reply, fds = await replies.get()
-        try:
-            await channel.send(reply, fds)
-        finally:
-            close_all(fds)
 
 
 def end_with_parent(parent: int) -> None:
@@ -109,7 +46,6 @@ def prepare(given: argparse.Namespace) -> None:
     os.nice(given.nice)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def run(given: argparse.Namespace, program: Callable[[Channel[Request]], Coroutine[Any, Any, None]]) -> int:
@@ -120,5 +56,4 @@ def run(given: argparse.Namespace, program: Callable[[Channel[Request]], Corouti
     except FramingError as error:
         sys.stderr.write(f"executor {os.getpid()}: {error}\n")
         return 1
-    # The working thread may be deep in a copy; nobody waits for it any more.
     os._exit(0)

@@ -21,10 +21,8 @@ from worldmove.executor.messages import (
     Shift,
     Stop,
 )
-from worldmove.executor.parts import MAX_PART_PIECES, split_copy, split_digest, split_fill, split_ranges
+from worldmove.executor.parts import split_copy, split_digest, split_fill, split_land, split_ranges
 from worldmove.manifest import DIGEST_BYTES
-
-MAX_LAND_PIECES = MAX_PART_PIECES // 2
 
 
 def digest_parts(table: int, seed: int, pieces: Sequence[Piece], size: int) -> list[Part]:
@@ -72,14 +70,16 @@ def move_parts(pieces: Sequence[CopyPiece], size: int, order: Order) -> list[Par
     return [Part(request, frozenset(keys), sum(piece.length for piece in pieces))]
 
 
-def land_parts(table: int, seed: int, copies: Sequence[CopyPiece], reads: Sequence[Piece]) -> list[Part]:
-    """Copies with what is read back of each, one for one; cut only where a request would get too long."""
+def land_parts(
+    table: int, seed: int, copies: Sequence[CopyPiece], reads: Sequence[Piece], size: int
+) -> list[Part]:
+    """Copies with what is read back of each, one for one, in parts of `size` bytes."""
     parts = []
-    for start in range(0, len(copies), MAX_LAND_PIECES):
-        some, read = copies[start : start + MAX_LAND_PIECES], reads[start : start + MAX_LAND_PIECES]
-        keys = {table, *(piece.key for piece in some), *(piece.source_key for piece in some)}
-        request = partial(Land, pieces=tuple(some), table=table, seed=seed, read=tuple(read))
-        parts.append(Part(request, frozenset(keys), sum(piece.length for piece in some), list(read)))
+    for some in split_land(copies, reads, size):
+        moved, read = (tuple(each) for each in zip(*some, strict=True))
+        keys = {table, *(piece.key for piece in moved), *(piece.source_key for piece in moved)}
+        request = partial(Land, pieces=moved, table=table, seed=seed, read=read)
+        parts.append(Part(request, frozenset(keys), sum(piece.length for piece in moved), list(read)))
     return parts
 
 

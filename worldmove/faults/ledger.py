@@ -65,9 +65,11 @@ class FaultyLedger:
         """As `Ledger.get`."""
         return await self._call(session_id, lambda: self._inner.get(session_id))
 
-    async def swap(self, old: SessionRecord, new: SessionRecord) -> None:
+    async def swap(
+        self, old: SessionRecord, new: SessionRecord, *, provided: Callable[[], None] | None = None
+    ) -> None:
         """As `Ledger.swap`."""
-        await self._call(new.session_id, lambda: self._inner.swap(old, new))
+        await self._call(new.session_id, lambda: self._inner.swap(old, new, provided=provided))
 
     async def settle(
         self, session_id: str, move_id: str, before: SessionRecord | None = None

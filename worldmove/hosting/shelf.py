@@ -176,7 +176,11 @@ class Shelf:
 
     def refresh(self, slot: Slot) -> None:
         """Writes the slot soon, without being waited for."""
-        self._tasks.spawn(self.put(slot))
+        self._tasks.spawn(self._refreshed(slot))
+
+    async def _refreshed(self, slot: Slot) -> None:
+        await asyncio.sleep(0)  # what is to be told to a peer goes first: a world may stand until it is heard
+        await self.put(slot)
 
     def drop(self, slot: Slot) -> None:
         """Lets the keeper forget a slot, after whatever is being written of it."""

@@ -11,7 +11,7 @@ settled by `settle`, never by reading alone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 import msgspec
@@ -70,11 +70,21 @@ class Ledger(Protocol):
     async def get(self, session_id: str) -> SessionRecord | None:
         """The session's record, ended ones too; `None` if the id was never registered."""
 
-    async def swap(self, old: SessionRecord, new: SessionRecord) -> None:
+    async def swap(
+        self, old: SessionRecord, new: SessionRecord, *, provided: Callable[[], None] | None = None
+    ) -> None:
         """Replaces `old` by `new` if the ledger holds exactly `old`.
+
+        Swaps that one node asks for are carried out in the order in which they are first awaited.
 
         If it already holds `new`, the call returns as if it had just written it: the repetition of a call
         whose reply was lost gives the same answer.
+
+        Args:
+            old: what has to stand.
+            new: what stands then.
+            provided: called in the write's own transaction, in whatever thread that runs; what it raises is
+                raised here, and nothing is written.
 
         Raises:
             LostRaceError: it holds another record; `details["record"]` is that one, or `None`.

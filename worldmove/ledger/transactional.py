@@ -72,9 +72,12 @@ class TransactionalLedger(ABC):
         check_text("session_id", session_id)
         return await self._read(lambda tables: tables.session(session_id))
 
-    async def swap(self, old: SessionRecord, new: SessionRecord) -> None:
+    async def swap(
+        self, old: SessionRecord, new: SessionRecord, *, provided: Callable[[], None] | None = None
+    ) -> None:
         """See `base.Ledger.swap`."""
-        await self._write(partial(transactions.swap, claim=self._claimed, old=old, new=new))
+        swap = partial(transactions.swap, claim=self._claimed, old=old, new=new, provided=provided)
+        await self._write(swap)
 
     async def resolve(self, old: SessionRecord | None, new: SessionRecord) -> None:
         """See `base.Ledger.resolve`."""

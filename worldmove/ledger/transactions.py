@@ -6,6 +6,7 @@ leaves nothing behind even where the store cannot roll back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -151,8 +152,16 @@ def create(tables: Tables, claim: Claim | None, record: SessionRecord) -> Sessio
     return record
 
 
-def swap(tables: Tables, claim: Claim | None, old: SessionRecord, new: SessionRecord) -> None:
+def swap(
+    tables: Tables,
+    claim: Claim | None,
+    old: SessionRecord,
+    new: SessionRecord,
+    provided: Callable[[], None] | None = None,
+) -> None:
     """Compare-and-swap on a whole record; see `Ledger.swap`."""
+    if provided is not None:
+        provided()
     check_swap(old, new, check_claim(tables, claim).claim)
     stands = tables.session(old.session_id)
     if stands == new:

@@ -41,6 +41,9 @@ from worldmove.source import SourceMove
 from worldmove.views import ENDED_STATES, DryRun, MigrationPage, MigrationRequest, MigrationView
 
 PROGRESS_S = 0.25
+STANDING = (p.State.FINISHING, p.State.VERIFYING, p.State.COMMITTED)
+SHOWN_AFTER_S = 0.005
+"""What happens while a world stands is shown so much later: to show it takes as long as a step of it."""
 CLOSING_WAITS = 3
 """Times the peer's: a world is taken back within one of them, or taken without a worker within two."""
 
@@ -191,6 +194,8 @@ class Moves:
             if move is None or over:
                 return
             await _either(move.changed, PROGRESS_S)
+            if move.machine.state in STANDING:
+                await asyncio.sleep(SHOWN_AFTER_S)
 
     async def cancel(self, move_id: str) -> MigrationView:
         """Gives a move up and waits until the source has its world back.

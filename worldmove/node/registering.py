@@ -353,8 +353,8 @@ async def _digest(
     finally:
         pause.resume()
     digests = await reader.region_digests(table)
-    root = await reader.root(
-        table,
+    root = reader.sum_up(
+        digests,
         session_id=session.id,
         epoch=session.record.epoch,
         block=pause.block,

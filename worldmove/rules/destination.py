@@ -128,16 +128,16 @@ def repaired(facts: Facts, _event: p.Repaired) -> Step:
 
 
 def verified(facts: Facts, event: p.MemoryVerified) -> Step:
-    """Memory equals the source's: commit."""
+    """Memory equals the source's: commit. The world stands for the write, and not for the word of it."""
     require(event.verified.root == _sealed(facts).root, "another root than the source's")
     commit = p.CommitRecord(block=_sealed(facts).block, root=event.verified.root)
-    return Step(State.VERIFYING, facts, (p.Send(message=event.verified), commit))
+    return Step(State.VERIFYING, facts, (commit, p.Send(message=event.verified)))
 
 
 def committed(facts: Facts, event: p.RecordCommitted) -> Step:
     """The record names this node: adopt."""
     adopt = p.AdoptRecord(block=_sealed(facts).block)
-    return Step(State.COMMITTED, facts, (p.Send(message=event.committed), adopt))
+    return Step(State.COMMITTED, facts, (adopt, p.Send(message=event.committed)))
 
 
 def adopted(facts: Facts, event: p.RecordAdopted) -> Step:
