@@ -64,6 +64,8 @@ def test_a_fault_that_cannot_be_is_refused_by_name(name: str) -> None:
 
 def test_a_fault_happens_once_unless_it_is_for_every_move() -> None:
     armory = Armory(parse("source.copying.cut,every:source.copying.mute,destination.copying.cut"))
+    assert armory.awaits("source", State.COPYING)
+    assert not armory.awaits("source", State.COMMITTED)
     assert [fault.what for fault in armory.take("source", State.COPYING)] == ["cut", "mute"]
     assert [fault.what for fault in armory.take("source", State.COPYING)] == ["mute"]
     assert armory.take("source", State.PAUSING) == []

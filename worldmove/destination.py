@@ -249,7 +249,8 @@ class DestinationMove(Driver):
             new = records.commit(
                 record, block=action.block, revision=self.hello.manifest.revision, root=action.root
             )
-            if self.services.faults is None:  # what may happen between the two can happen there
+            faults = self.services.faults
+            if faults is None or not faults.awaits(self, State.COMMITTED):  # it would come too late
                 self._adoption.follow(new, self._adopted(new))
             try:
                 await self.services.ledger.swap(record, new)

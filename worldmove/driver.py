@@ -85,6 +85,9 @@ class Faults(Protocol):
     def entered(self, move: Driver) -> None:
         """The move has come into a state; nothing has been done in it yet."""
 
+    def awaits(self, move: Driver, state: State) -> bool:
+        """Whether something is to go wrong once the move comes into this state."""
+
     def work(self, move: Driver, action: p.Action, work: Work) -> Work:
         """The work of an action, as it is to be done."""
 

@@ -45,6 +45,10 @@ class Armory:
         self._armed = [fault for fault in self._armed if fault not in taken or fault.every]
         return taken
 
+    def awaits(self, side: Role, phase: State) -> bool:
+        """Whether something will befall a move that comes into `phase` on this side."""
+        return any((fault.side, fault.phase) == (side, phase) for fault in self._armed)
+
     def note(self, fault: Fault, move_id: str) -> None:
         """A fault happens now."""
         log.warning("fault", fault=fault.name, move=move_id)

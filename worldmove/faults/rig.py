@@ -20,6 +20,7 @@ from worldmove.faults.points import Fault, Kind
 from worldmove.hosting.slots import Slot
 from worldmove.ipc import close_all
 from worldmove.memory.arena import no_memory
+from worldmove.protocol import State
 from worldmove.transport.pool import LaneRegion
 
 STEAL_MS = 2000
@@ -72,6 +73,10 @@ class Rig:
         self._ledger.spare(move.session_id)
         for fault in self._armory.take(move.role, move.machine.state):
             self._befall(move, fault)
+
+    def awaits(self, move: Driver, state: State) -> bool:
+        """Whether a fault waits for the move in this phase."""
+        return self._armory.awaits(move.role, state)
 
     def work(self, move: Driver, action: p.Action, work: Work) -> Work:
         """What a move does next."""
