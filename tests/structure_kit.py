@@ -35,6 +35,7 @@ ORDER = (
     "machine",
     "rates",
     "dirtying",
+    "rests",
     "admission",
     "promises",
     "granting",

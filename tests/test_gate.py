@@ -270,6 +270,27 @@ async def test_measured_epochs_are_told() -> None:
     assert gate.view().goodput_bytes_per_s == epoch.goodput
 
 
+async def test_a_world_may_stop_while_the_last_grant_of_another_is_under_way() -> None:
+    """Nothing lands meanwhile: its turn comes once so much time has gone by."""
+    gate = Gate(None, 1)
+    need = Need(0.2, 0.0, 0.1, 5.0, 9.0)
+    await gate.turn("a", need)
+    second = asyncio.create_task(gate.turn("b", need))
+    await settled()
+    assert gate.view().waiting_pauses == 1
+    gate.stands("a", 5.0)
+    assert await second >= 0.1
+    third = asyncio.create_task(gate.turn("c", need))
+    await settled()
+    gate.progress("a", 0.0)
+    await settled()
+    assert not third.done(), "the work for the second one is more than a block's"
+    gate.turn_over("a")
+    gate.turn_over("b")
+    await third
+    gate.turn_over("c")
+
+
 async def test_worlds_stop_in_turn() -> None:
     gate = Gate(None, 1)
     need = Need(0.2, 0.0, 0.1, 0.25, 9.0)

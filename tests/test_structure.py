@@ -36,6 +36,7 @@ PURE = (
     "delta",
     "rates",
     "dirtying",
+    "rests",
     "admission",
     "promises",
     "granting",

@@ -17,17 +17,17 @@ world stops.
 
 from __future__ import annotations
 
-from math import inf, isinf, sqrt
+from math import inf, isinf
 from typing import Literal
 
 import msgspec
+
+from worldmove.rests import LEAST_WORK_S, Stops
 
 Condition = Literal["converges", "pause", "deadline"]
 ROUNDS = 2
 """Live rounds of all of the state before a world stops for all of it: the first, and one that tells what it
 dirties (`rounds`)."""
-LEAST_WORK_S = 1e-9
-"""A pause that keeps the receiver for less keeps nobody waiting."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +64,11 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
         turn_s: until others' worlds that have their turn to stop have stopped, and go on.
         cuts: how many turns in which several worlds would stand together are cut in two by this move, or cut
             one of which it is part, by worlds that can only stand alone.
+        grain_s: of what has landed, so much may not be known yet.
+        switch_s: from the last byte of one world that stands to the first of another, where `line` does not
+            tell it.
+        held_s: how much longer others may stand: worlds that would go before them are told so much later.
+        holds_s: the same for others, because of this one.
     """
 
     path: float | None = None
@@ -77,6 +82,10 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
     blocked_s: float = 0.0
     turn_s: float = 0.0
     cuts: int = 0
+    grain_s: float = 0.0
+    switch_s: float = 0.0
+    held_s: float = 0.0
+    holds_s: float = 0.0
 
     @property
     def full_rate(self) -> float:
@@ -120,7 +129,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         pause: what the pause takes.
         span_s: within which all of its bytes have to come.
         turn_s: how long others that want to stop may have to wait for this one.
-        together: how many such worlds may stand at once.
+        stops: how such worlds stop one after another.
         reserved_bytes: what the line may have to bring for it in that time, or to rest for.
     """
 
@@ -129,7 +138,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: float
     span_s: float
     turn_s: float
-    together: int
+    stops: Stops
     code: str | None = None
     condition: Condition | None = None
     reason: str | None = None
@@ -199,9 +208,9 @@ def span_of(demand: Demand, supply: Supply) -> float:
     return demand.deadline_s - (supply.open_s + turn_s + demand.block_s + pause.total_s)
 
 
-def together(demand: Demand, supply: Supply) -> int:
-    """How many such worlds may stand at once."""
-    return _together(demand, _longest(demand, supply, pause_of(demand, supply)))
+def stops_of(demand: Demand, supply: Supply) -> Stops:
+    """How such worlds stop one after another."""
+    return _stops(demand, supply, _longest(demand, supply, pause_of(demand, supply)))
 
 
 def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
@@ -218,8 +227,8 @@ def _judge_as(demand: Demand, supply: Supply, share: float, pause: Pause, *, con
     dirty = demand.dirties if converges else 0.0
     whole, span_s = float(demand.state_bytes), span_of(demand, supply)
     copied = (whole if converges else ROUNDS * whole) + pause.delta_bytes if demand.live else whole
-    longest = _longest(demand, supply, pause)
-    used = _used(demand, supply, longest, copied)
+    stops = _stops(demand, supply, _longest(demand, supply, pause))
+    used = _used(demand, supply, stops, copied)
     rate = min(supply.full_rate, share * used, _least(supply.source_digest, supply.destination_digest))
     needed = copied / span_s + dirty if span_s > 0 else inf
     total_s = demand.deadline_s - span_s + (copied / (rate - dirty) if rate > dirty else inf)
@@ -261,7 +270,7 @@ def _judge_as(demand: Demand, supply: Supply, share: float, pause: Pause, *, con
         reserved_bytes=(copied + dirty * max(span_s, 0.0)) / used,
         span_s=span_s,
         turn_s=demand.block_s + pause.total_s,
-        together=_together(demand, longest),
+        stops=stops,
     )
 
 
@@ -274,50 +283,32 @@ def _longest(demand: Demand, supply: Supply, pause: Pause) -> Pause:
     return pause_of(demand, supply, max(most, pause.delta_bytes))
 
 
-def _used(demand: Demand, supply: Supply, longest: Pause, copied: float) -> float:
+def _stops(demand: Demand, supply: Supply, pause: Pause) -> Stops:
+    return Stops(
+        block_s=demand.block_s,
+        work_s=pause.work_s,
+        room_s=demand.horizon_s - (pause.total_s - pause.work_s),
+        late_s=supply.grain_s + supply.held_s,
+        aside_s=pause.source_s + pause.destination_s + supply.switch_s,
+        span_s=demand.deadline_s,
+    )
+
+
+def _used(demand: Demand, supply: Supply, stops: Stops, copied: float) -> float:
     """The share of the line that such moves can use.
 
     Where all of the state goes while worlds stand, the line rests until worlds are at their boundaries. Moves
     that copy fill that time; but no more of them end than may stand in turn: each counts at least what it
     would if it were stopped with all that fits its pause.
     """
-    if longest.work_s < LEAST_WORK_S or isinf(supply.full_rate):
+    if stops.work_s < LEAST_WORK_S or isinf(supply.full_rate):
         return 1.0
-    turn_s = supply.cuts * _rest_s(demand, longest, 1)
+    alone_s = stops.rest_s(1)
+    turn_s = supply.cuts * alone_s + min(supply.holds_s, alone_s)
     if not demand.live:
-        return copied / (copied * (1 + _rests(demand, longest)) + turn_s * supply.full_rate)
-    turn_s += longest.work_s * (1 + _rests(demand, longest))
+        return copied / (copied * (1 + stops.rests()) + turn_s * supply.full_rate)
+    turn_s += stops.work_s * (1 + stops.rests())
     return copied / max(copied, turn_s * supply.full_rate)
-
-
-def _together(demand: Demand, pause: Pause) -> int:
-    """How many worlds are told to stop at once (`granting.pauses`).
-
-    Their work keeps the receiver for about a block, and each of them is done in time.
-    """
-    if pause.work_s < LEAST_WORK_S:
-        return 1
-    room = max(demand.horizon_s - (pause.total_s - pause.work_s), pause.work_s)
-    return max(int(min(room, demand.block_s + pause.work_s) / pause.work_s), 1)
-
-
-def _rests(demand: Demand, pause: Pause) -> float:
-    """How long nobody stands, by how long the receiver works for those who do."""
-    worlds = _together(demand, pause)
-    return _rest_s(demand, pause, worlds) / (worlds * pause.work_s)
-
-
-def _rest_s(demand: Demand, pause: Pause, worlds: int) -> float:
-    """How long the receiver rests until the first of so many worlds is at its boundary.
-
-    That is `block / (n + 1)` on average of evenly spread boundaries, with no larger a deviation. But each of
-    them takes half a block from when it is told, and only then the next one is: where the work of all is less
-    than that, the receiver rests for what is missing. Counted are the average of all turns until the deadline
-    and three deviations, at most a block for each.
-    """
-    mean = max(demand.block_s / (worlds + 1), demand.block_s / 2 - (worlds - 1) * pause.work_s)
-    turns = max(demand.deadline_s / (worlds * pause.work_s + mean), 1.0)
-    return min(mean * (1 + 3 / sqrt(turns)), demand.block_s)
 
 
 def _failed(demand: Demand, pause: Pause, total_s: float, *, converges: bool) -> Condition | None:

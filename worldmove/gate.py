@@ -138,6 +138,7 @@ class Gate:
         self._watch: asyncio.TimerHandle | None = None
         self._cut = 0
         self._pauses = Pauses()
+        self._next_turn: asyncio.TimerHandle | None = None
         self._turns: dict[str, asyncio.Future[None]] = {}
 
     @property
@@ -213,11 +214,13 @@ class Gate:
 
     def stands(self, name: str, seconds: float) -> None:
         """The world of a move that has its turn stands, and has to go on within `seconds`."""
-        self._pauses.stands(name, time.monotonic() + seconds)
+        now = time.monotonic()
+        self._pauses.stands(name, now + seconds, now)
+        self._give_turns()
 
     def progress(self, name: str, work_s: float) -> None:
         """So much of the receiver's work is left for a world that stands."""
-        self._pauses.progress(name, work_s)
+        self._pauses.progress(name, work_s, time.monotonic())
         if self._pauses.waiting:
             self._give_turns()
 
@@ -226,7 +229,7 @@ class Gate:
         future = self._turns.pop(name, None)
         if future is not None and not future.done():
             future.cancel()
-        self._pauses.leave(name)
+        self._pauses.leave(name, time.monotonic())
         self._give_turns()
 
     def view(self) -> GateView:
@@ -324,7 +327,14 @@ class Gate:
         self._serve()
 
     def _give_turns(self) -> None:
-        for name in self._pauses.due(time.monotonic()):
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+        now = time.monotonic()
+        for name in self._pauses.due(now):
             future = self._turns.get(name)
             if future is not None and not future.done():
                 future.set_result(None)
+        wait = self._pauses.wait_s(now)
+        if wait is not None:
+            self._next_turn = asyncio.get_running_loop().call_later(max(wait, _TICK_S), self._give_turns)

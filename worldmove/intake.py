@@ -27,6 +27,7 @@ from worldmove.paths import Path
 from worldmove.probing import LEAST_BYTES, Probe, probe
 from worldmove.promises import Promises
 from worldmove.rates import Flow, Rates
+from worldmove.rings import BATCH_BYTES
 
 MOST_LANES = 16
 """Lanes of inbound moves at once: each is a process."""
@@ -311,7 +312,7 @@ class Intake:
         old = rate is None and within_s < inf
         if self.gate.rate is not None and path == "staged":
             line = self.gate.rate if line is None else min(line, self.gate.rate)
-        blocked = self._blocked_s(line) if line and path == "staged" else 0.0
+        gated = line if path == "staged" else None
         return Supply(
             path=rate,
             line=line,
@@ -321,7 +322,8 @@ class Intake:
             open_s=self._open_s(path, measured.usual(names.OPEN, now, within_s) or 0.0),
             commit_s=measured.tail(names.COMMIT, now, within_s) or 0.0,
             resume_s=measured.tail(names.RESUME, now, within_s) or 0.0,
-            blocked_s=blocked,
+            blocked_s=self._blocked_s(gated) if gated else 0.0,
+            grain_s=self.gate.batch_bytes(BATCH_BYTES, self._lanes_each) / gated if gated else 0.0,
         )
 
     def _blocked_s(self, line: float) -> float:

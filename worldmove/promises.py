@@ -11,15 +11,16 @@ from math import inf
 
 import msgspec
 
-from worldmove.admission import Demand, Supply, Verdict, judge, span_of, together
+from worldmove.admission import Demand, Supply, Verdict, judge, span_of, stops_of
+from worldmove.rests import Stops
 
 
 class Promise(msgspec.Struct, kw_only=True):
     """One admitted move: bytes that it may still have to send until `deadline` (seconds, the caller's clock).
 
     `pause_bytes` of them are sent while its world stands, ahead of moves with an earlier deadline; others may
-    have to wait for `turn_s` until they may stop theirs. `together` worlds like it may stand at once;
-    where that is one, `cuts` says that somebody has counted that it cuts a turn of others in two.
+    have to wait for `turn_s` until they may stop theirs. `stops` says how worlds like it stop; where only one
+    may stand at once, `cuts` says that somebody has counted that it cuts a turn of others in two.
     """
 
     name: str
@@ -27,8 +28,18 @@ class Promise(msgspec.Struct, kw_only=True):
     left: float
     pause_bytes: float
     turn_s: float = 0.0
-    together: int = 0
+    stops: Stops | None = None
     cuts: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Only one such world may stand at once."""
+        return self.stops is not None and self.stops.together == 1
+
+    @property
+    def turns(self) -> bool:
+        """Such worlds stand together, and the receiver rests before they do."""
+        return self.stops is not None and self.stops.together > 1 and not self.stops.flows
 
 
 class Promises:
@@ -44,15 +55,24 @@ class Promises:
     def judge(self, demand: Demand, supply: Supply, now: float) -> Verdict:
         """The verdict on a move that is asked for at `now`; promises nothing."""
         turn_s = max((one.turn_s for one in self._order), default=0.0)
-        supply = msgspec.structs.replace(supply, turn_s=turn_s, cuts=self._cuts(demand, supply))
+        supply = msgspec.structs.replace(self._beside(demand, supply), turn_s=turn_s)
         due = now + span_of(demand, supply)
         return judge(demand, supply, inf if supply.line is None else self.share(supply.line, due, now))
 
-    def _cuts(self, demand: Demand, supply: Supply) -> int:
+    def _beside(self, demand: Demand, supply: Supply) -> Supply:
+        """What there is, with what those that were taken on mean for when worlds may stop."""
+        room_s = stops_of(demand, supply).room_s
+        others = [one.stops for one in self._order if one.stops is not None]
+        held_s = max((one.room_s - room_s for one in others), default=0.0)
+        holds_s = max((room_s - one.room_s for one in others if one.flows), default=0.0)
+        supply = msgspec.structs.replace(supply, held_s=max(held_s, 0.0), holds_s=max(holds_s, 0.0))
+        return msgspec.structs.replace(supply, cuts=self._cuts(stops_of(demand, supply)))
+
+    def _cuts(self, stops: Stops) -> int:
         """Turns that are cut in two where worlds that stand together meet such that stand alone."""
-        if together(demand, supply) == 1:
-            return int(any(one.together > 1 for one in self._order))
-        return sum(one.together == 1 and not one.cuts for one in self._order)
+        if stops.together == 1:
+            return int(any(one.turns for one in self._order))
+        return 0 if stops.flows else sum(one.alone and not one.cuts for one in self._order)
 
     def admit(self, name: str, demand: Demand, supply: Supply, now: float) -> Verdict:
         """As `judge`; an admissible move gets its promise."""
@@ -63,9 +83,9 @@ class Promises:
 
     def promise(self, name: str, verdict: Verdict, now: float) -> None:
         """Takes what a verdict of `now` reserves into the books, in place of what its name had."""
-        together = verdict.together
-        crowd = any(one.together > 1 for one in self._order)
-        if together > 1:
+        stops = verdict.stops
+        crowd = any(one.turns for one in self._order)
+        if stops.together > 1 and not stops.flows:
             for one in self._order:
                 one.cuts = True
         self._put(
@@ -75,8 +95,8 @@ class Promises:
                 left=verdict.reserved_bytes,
                 pause_bytes=verdict.pause.delta_bytes,
                 turn_s=verdict.turn_s,
-                together=together,
-                cuts=together == 1 and crowd,
+                stops=stops,
+                cuts=stops.together == 1 and crowd,
             )
         )
 

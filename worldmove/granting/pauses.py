@@ -4,11 +4,17 @@ All of them need the receiver, one after the other: its line for what is left of
 read it back. A world may stop when, served in the order in which they have to go on, all that stand or may
 stop at any moment are done in time: for every slack, the work of those with at most that slack fits into it.
 And it stops no earlier than it must for the receiver to have work all the time: early means longer.
+
+What is left is told as bytes land, in steps as large as grants are. In between it is expected to become less
+with time: that says when the next one may stop, but not whether all are done in time.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+EXACT_S = 1e-9
+"""So far off may times be that were added up."""
 
 
 class Need(NamedTuple):
@@ -36,6 +42,7 @@ class Pauses:
         self._waiting: dict[str, Need] = {}
         self._may: dict[str, Need] = {}
         self._until: dict[str, float] = {}
+        self._told_at = 0.0
 
     @property
     def waiting(self) -> int:
@@ -51,38 +58,67 @@ class Pauses:
         """Whether it may."""
         return name in self._may
 
-    def stands(self, name: str, until: float) -> None:
+    def stands(self, name: str, until: float, now: float) -> None:
         """The world has stopped, and must go on at `until`."""
         if name in self._may:
+            if self._first() is None:
+                self._told_at = now
             self._until[name] = until
 
-    def progress(self, name: str, work_s: float) -> None:
+    def progress(self, name: str, work_s: float, now: float) -> None:
         """So much of the receiver's work is left for a world that stands."""
         need = self._may.get(name)
         if need is not None and name in self._until and work_s < need.work_s:
             self._may[name] = need._replace(work_s=work_s)
+            self._told_at = now
 
-    def leave(self, name: str) -> None:
+    def leave(self, name: str, now: float) -> None:
         """The world runs (here or there), or the move copies once more."""
         self._waiting.pop(name, None)
-        self._may.pop(name, None)
-        self._until.pop(name, None)
+        gone = self._may.pop(name, None)
+        if self._until.pop(name, None) is not None and gone is not None and gone.work_s > 0:
+            self._told_at = now  # whatever was done meanwhile was done for it
 
     def due(self, now: float) -> list[str]:
         """Who may stop its world from now on; by deadline, and nobody overtakes."""
         found = []
         for name in sorted(self._waiting, key=lambda one: self._waiting[one].deadline):
             need = self._waiting[name]
-            if self._may and not self._fits(need, now):
+            if self._may and not (self._ahead(now) <= need.stop_s + EXACT_S and self._fits(need, now)):
                 break
             del self._waiting[name]
             self._may[name] = need
             found.append(name)
         return found
 
+    def wait_s(self, now: float) -> float | None:
+        """After how many seconds to ask `due` again; `None`: not before something is told."""
+        first = self._first()
+        if first is None or not self._waiting:
+            return None
+        need = min(self._waiting.values(), key=lambda one: one.deadline)
+        early = self._ahead(now) - need.stop_s
+        left = self._told_at + self._may[first].work_s - now
+        return early if EXACT_S < early <= left else None
+
+    def _first(self) -> str | None:
+        """Which of the worlds that stand the receiver works for."""
+        standing = (name for name in self._until if self._may[name].work_s > 0)
+        return min(standing, key=lambda name: self._until[name], default=None)
+
+    def _ahead(self, now: float) -> float:
+        """How long the receiver has work, as far as can be expected.
+
+        Where nothing lands that is no less than the work for all but one of them: so a line that stands still
+        lets one more world stop, and no others.
+        """
+        work_s = sum(need.work_s for need in self._may.values())
+        first = self._first()
+        if first is None:
+            return work_s
+        return work_s - min(max(now - self._told_at, 0.0), self._may[first].work_s)
+
     def _fits(self, one: Need, now: float) -> bool:
-        if sum(need.work_s for need in self._may.values()) > one.stop_s:
-            return False
         pairs = [(one.horizon_s - one.apart_s, one.work_s)]
         for name, need in self._may.items():
             left = self._until[name] - now if name in self._until else need.horizon_s

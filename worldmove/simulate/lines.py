@@ -48,6 +48,9 @@ class WayIn(Protocol):
     def blocked_s(self, line: float) -> float:
         """How long a world that stands may wait for what is under way, on a line of so many bytes per s."""
 
+    def grain_s(self, line: float) -> float:
+        """How much of a world that stands may have landed before anybody is told."""
+
     @property
     def collapses(self) -> int:
         """Breakdowns of goodput that the gate met."""
@@ -101,6 +104,11 @@ class GrantLine:
         """A round trip, and what others may have under way, at most; where all stand nothing is tried."""
         senders, window = self._pace.reach if self._live else self._policy.allowed
         return self._line.rtt_ms / 1000 + min(window, senders * self._under_way * self._most) / line
+
+    def grain_s(self, line: float) -> float:
+        """A grant, as large as it may become."""
+        window = self._pace.reach[1] if self._live else self._policy.allowed[1]
+        return min(self._most, max(MIN_BATCH, window // 2)) / line
 
     def join(self, name: str, sender: str, deadline: float) -> Member:
         """A move comes to the gate."""
@@ -206,6 +214,7 @@ class RateLine:
         self._env = env
         self._rate = scenario.line.bytes_per_s * scenario.line.share(1)
         self._rtt = scenario.line.rtt_ms / 1000
+        self._largest = max(scenario.moves.sizes)
         self._jobs: set[_Job] = set()
         self._served: _Job | None = None
         self._since = 0.0
@@ -220,6 +229,10 @@ class RateLine:
     def blocked_s(self, line: float) -> float:  # noqa: ARG002 - as GrantLine
         """Round trips, of others that go before, too: whoever is next has the line at once otherwise."""
         return ROUND_TRIPS * self._rtt
+
+    def grain_s(self, line: float) -> float:
+        """All of it: nobody is told where nobody waited when it began."""
+        return self._largest / line
 
     def join(self, name: str, sender: str, deadline: float) -> _Job:  # noqa: ARG002 - as GrantLine
         """A move comes."""

@@ -147,7 +147,8 @@ class Moving:
                 yield from self._copy_on()
             if self._left <= counted:
                 return
-            self._receiver.pauses.leave(self._name)  # and asks for a longer one, before others are told
+            # It asks for a longer one before others are told.
+            self._receiver.pauses.leave(self._name, self._env.now)
 
     def _need(self, left: float) -> Need:
         expected = pause_of(self._demand, self._receiver.supply(), left)
@@ -165,15 +166,17 @@ class Moving:
         self._receiver.promises.landed(self._name, int(nbytes))
         self._spans.append((nbytes, began, self._env.now))
 
-    def _progress(self, expected: Pause) -> Told:
+    def _progress(self, expected: Pause) -> Told | None:
         """Tells the receiver what is left of the work as bytes land: others that wait may stop then."""
+        if not (self._scenario.by_grants or self._receiver.pauses.waiting):
+            return None
         landed = 0.0
 
         def told(nbytes: float) -> None:
             nonlocal landed
             landed += nbytes
             left = max(1 - landed / max(self._left, 1.0), 0.0)
-            self._receiver.progress(self._name, expected.send_s * left + expected.destination_s)
+            self._receiver.progress(self._name, expected.work_s * left)
 
         return told
 
@@ -182,13 +185,13 @@ class Moving:
         env, costs, receiver = self._env, self._scenario.costs, self._receiver
         yield env.timeout(self._until_boundary)
         until = env.now + self._demand.horizon_s
-        receiver.pauses.stands(self._name, until)
+        receiver.stands(self._name, until)
         receiver.line.stand(self._place, until)
         began = env.now
         expected = pause_of(self._demand, receiver.supply(), self._left)
         yield self._takes(1000 * expected.source_s)
-        yield from self._carry(self._left, self._progress(expected) if receiver.pauses.waiting else None)
-        receiver.progress(self._name, expected.destination_s)
+        yield from self._carry(self._left, self._progress(expected))
+        receiver.progress(self._name, 0.0)
         yield self._takes(1000 * expected.destination_s)
         yield self._takes(costs.commit_ms + costs.resume_ms)
         self._pause_s = env.now - began

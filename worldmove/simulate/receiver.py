@@ -24,7 +24,9 @@ class Receiver:
         self.promises = Promises()
         self.pauses = Pauses()
         self._rates = Rates(inf)
+        self._rtt = scenario.line.rtt_ms / 1000
         self._turns: dict[str, simpy.Event] = {}
+        self._wake = inf
         slowest = 1 + scenario.costs.spread
         self._source = parse_rate(scenario.costs.source_digest) / slowest
         self._destination = parse_rate(scenario.costs.destination_digest) / slowest
@@ -57,6 +59,8 @@ class Receiver:
             commit_s=self._rates.tail(COMMIT, now) or 0.0,
             resume_s=self._rates.tail(RESUME, now) or 0.0,
             blocked_s=self.line.blocked_s(line) if line else 0.0,
+            grain_s=self.line.grain_s(line) if line else 0.0,
+            switch_s=self._rtt,
         )
 
     def turn(self, name: str, need: Need) -> simpy.Event:
@@ -68,17 +72,31 @@ class Receiver:
 
     def give_turns(self) -> None:
         """Lets those stop their worlds that may now."""
-        for name in self.pauses.due(self.env.now):
+        now = self.env.now
+        for name in self.pauses.due(now):
             self._turns.pop(name).succeed()
+        wait = self.pauses.wait_s(now)
+        if wait is not None and now + wait < self._wake:
+            self._wake = now + wait
+            self.env.timeout(wait).callbacks.append(self._woken)
+
+    def _woken(self, _event: simpy.Event) -> None:
+        self._wake = inf
+        self.give_turns()
+
+    def stands(self, name: str, until: float) -> None:
+        """The world of a move that has its turn stands until then."""
+        self.pauses.stands(name, until, self.env.now)
+        self.give_turns()
 
     def progress(self, name: str, work_s: float) -> None:
         """So much of the receiver's work is left for a world that stands."""
-        self.pauses.progress(name, work_s)
+        self.pauses.progress(name, work_s, self.env.now)
         if self.pauses.waiting:
             self.give_turns()
 
     def over(self, name: str) -> None:
         """The move has ended."""
-        self.pauses.leave(name)
+        self.pauses.leave(name, self.env.now)
         self.promises.drop(name)
         self.give_turns()
