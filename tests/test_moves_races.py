@@ -77,8 +77,9 @@ def test_a_commit_or_adoption_whose_reply_is_lost_late_or_repeated(
         view = pair.end(move)
         assert view.state == "released"
         assert view.receipt is not None
-        assert view.receipt.resume_ms is not None
-        assert view.receipt.resume_ms < view.receipt.total_ms
+        # A source that looks into the ledger before the word of its peer comes is told no times.
+        resume_ms = view.receipt.resume_ms
+        assert resume_ms is None or resume_ms < view.receipt.total_ms
         pair.arrived()
         assert fired(pair.at) == [f"destination.{phase}.{how}"]
         # A repetition comes while the world is somebody's already: it changes nothing.
