@@ -22,13 +22,22 @@ ROOT_VERSION = 1
 MAX_U64 = 2**64 - 1
 
 Leaves = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.uint64]
 
-__all__ = ["LeafTable", "encode_root", "hash_bytes", "new_seed", "region_heads", "root"]
+__all__ = ["LeafTable", "Rows", "encode_root", "equal_rows", "hash_bytes", "new_seed", "region_heads", "root"]
 
 
 def new_seed() -> int:
     """A random XXH3 seed for a session, so that nobody can prepare colliding leaves; 0 to 2**64 - 1."""
     return secrets.randbits(64)
+
+
+def equal_rows(some: Rows, others: Rows) -> npt.NDArray[np.bool_]:
+    """For each of these digests whether the other one is the same; both contiguous."""
+    # One pass over both words, then pairs of answers: columns would be two passes over every other word.
+    words: npt.NDArray[np.bool_] = some.reshape(-1) == others.reshape(-1)
+    equal: npt.NDArray[np.bool_] = words.view(np.uint16) == 0x0101
+    return equal
 
 
 class LeafTable:
@@ -58,7 +67,7 @@ class LeafTable:
         except BaseException:
             os.close(self.fd)
             raise
-        self.rows: npt.NDArray[np.uint64] = np.frombuffer(self._map, dtype=np.uint64).reshape(-1, 2)[:count]
+        self.rows: Rows = np.frombuffer(self._map, dtype=np.uint64).reshape(-1, 2)[:count]
         self.known: npt.NDArray[np.bool_] = np.zeros(count, dtype=np.bool_)
 
     def slice(self, first: int, count: int) -> bytes:
@@ -109,6 +118,18 @@ class LeafTable:
         """Marks the given leaves (all, without an argument) as not known."""
         self.known[slice(None) if leaves is None else leaves] = False
 
+    def take_over(self, other: LeafTable, which: npt.NDArray[np.bool_]) -> None:
+        """Takes these entries of a table of as many leaves, and whether they are known.
+
+        Args:
+            other: the table.
+            which: bool[count].
+        """
+        # An entry is one item of 16 bytes here: a choice of rows of two words takes ten times as long.
+        np.copyto(self.rows.view(np.complex128), other.rows.view(np.complex128), where=which[:, np.newaxis])
+        self.known &= ~which
+        self.known |= other.known & which
+
     def differing(self, other: LeafTable, first: int = 0, count: int | None = None) -> Leaves:
         """Leaves that the two tables don't prove equal, as ascending int64 indices; see `unequal`."""
         stop = self._stop(other, first, count)
@@ -131,9 +152,7 @@ class LeafTable:
         """
         stop = self._stop(other, first, count)
         mine, theirs = self.rows[first:stop], other.rows[first:stop]
-        # Column by column: `np.all` over a short axis takes fifteen times as long.
-        equal: npt.NDArray[np.bool_] = mine[:, 0] == theirs[:, 0]
-        equal &= mine[:, 1] == theirs[:, 1]
+        equal = equal_rows(mine, theirs)
         equal &= self.known[first:stop]
         equal &= other.known[first:stop]
         return ~equal

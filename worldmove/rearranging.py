@@ -13,14 +13,14 @@ from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from worldmove import delta
 from worldmove.delta.choosing import Chooser
+from worldmove.delta.columns import merged
 from worldmove.delta.foreseeing import Foresight
 from worldmove.delta.geometry import Flags, Geometry, Longs, steps_of
 from worldmove.delta.plan import DeltaPlan, ordered
-from worldmove.digest import LeafTable
+from worldmove.digest import LeafTable, Rows
 from worldmove.errors import NoMemoryError, ValidationError
 from worldmove.reading import Reader
 
@@ -111,7 +111,7 @@ class Rearranger:
             return
         if not self._asked[first : first + count].all():
             self._ask(self._chooser.see(first, count, self._asked))
-        self._plan(self._chooser.ready() & ~self._planned)
+        self._plan(self._chooser.ready(first, count) & ~self._planned)
 
     def finish(self) -> None:
         """Nothing more comes of the table."""
@@ -127,10 +127,7 @@ class Rearranger:
             self._foresight.end(self._asked)
             self._chooser.prepare()
             return
-        own, again = self._tables.own, self._tables.again
-        kept = ~(self._asked | self.copied)
-        own.rows[kept] = again.rows[kept]
-        own.known[kept] = again.known[kept]
+        self._tables.own.take_over(self._tables.again, ~(self._asked | self.copied))
 
     async def shift_ahead(self, within_s: float = inf) -> None:
         """Between live rounds: moves on by a stride what has moved by strides, before anybody waits for it.
@@ -147,7 +144,8 @@ class Rearranger:
             return
         began = time.monotonic()
         origins = targets + self._geometry.step[targets]
-        moves, moved = ordered(self._geometry, targets, origins), own.rows[origins]
+        runs = merged(self._geometry, targets, origins)
+        moves, moved = ordered(self._geometry, runs), own.rows[origins]
         own.forget(targets)
         async with self._turn:
             for stage in range(moves.count):
@@ -164,19 +162,19 @@ class Rearranger:
             return
         self._planned |= leaves
         made = self._chooser.plan(self._asked | ~leaves)
-        self.copied[made.targets] = True
-        self._foresight.note(made.targets, made.origins)
-        self.copied_bytes += self._geometry.bytes_of(made.targets)
+        self.copied |= made.copied
+        self._foresight.note(made.runs)
+        self.copied_bytes += int(made.runs.nbytes(self._geometry).sum())
         own = self._tables.own
-        moved = own.rows[made.origins]
+        moved = None if self._final else own.rows[made.origins]
         # Whatever ends this in the middle: no row says of memory what isn't so.
-        own.forget(made.targets)
+        own.known &= ~made.copied
         self._ask(made.asks(0))
         if made.schedule.count:
             self._moving += 1
             self._spawn(self._carry_out(made, moved))
 
-    async def _carry_out(self, made: DeltaPlan, moved: npt.NDArray[np.uint64]) -> None:
+    async def _carry_out(self, made: DeltaPlan, moved: Rows | None) -> None:
         """Moves leaves about, and asks for others as soon as their old content is needed no more.
 
         The rows of a live round are those that the leaves had at their old places: it is only planned by
@@ -192,7 +190,7 @@ class Rearranger:
                 except NoMemoryError:
                     self._send_instead(made, stage)
                     break
-                if not self._final:
+                if moved is not None:
                     done = np.searchsorted(made.targets, schedule.writes(stage))
                     own.rows[made.targets[done]] = moved[done]
                     own.known[made.targets[done]] = True

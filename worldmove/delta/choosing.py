@@ -69,18 +69,20 @@ class Chooser:
             return unequal[:0]
         return unequal
 
-    def ready(self) -> Flags:
-        """Leaves that can be planned by now."""
+    def ready(self, first: int, count: int) -> Flags:
+        """Leaves that can be planned since a part of the table has come; arguments as `see`."""
         known = self._theirs.known
-        if self._apart and not known.all():
-            return self.geometry.whole_regions(known)
-        return np.full(self.geometry.count, bool(known.all()))
+        if not self._apart:
+            return np.full(self.geometry.count, bool(known.all()))
+        ready = np.zeros(self.geometry.count, dtype=np.bool_)
+        ready[self.geometry.whole_regions(known, first, first + count)] = True
+        return ready
 
     def plan(self, settled: Flags) -> DeltaPlan:
         """The plan of all leaves that are not settled, and from those alone."""
         made = make_plan(self.geometry, self._search(), self._theirs, settled)
         owner = self.geometry.owner
-        self._crossed |= bool((owner[made.targets] != owner[made.origins]).any())
+        self._crossed |= bool((owner[made.runs.target] != owner[made.runs.source]).any())
         return made
 
     def end(self, *, copied: int, sent: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from worldmove.delta.columns import SCRATCH, Columns, joined
+from worldmove.delta.columns import SCRATCH, Columns, Runs, joined
 from worldmove.delta.geometry import Flags, Geometry, Longs
 
 
@@ -81,7 +81,7 @@ def _saves(geometry: Geometry, leaves: Longs, saved: Longs) -> Columns:
 
 
 def _copies(geometry: Geometry, targets: Longs, sources: Longs, saved: Longs) -> Columns:
-    copies = Columns.from_leaves(geometry, targets, sources, np.ones(targets.size, dtype=np.int64))
+    copies = Columns.from_runs(geometry, Runs(targets, sources, np.ones(targets.size, dtype=np.int64)))
     there = saved[sources] >= 0
     return copies._replace(
         source=np.where(there, SCRATCH, copies.source),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from worldmove.delta.columns import Runs
 from worldmove.delta.geometry import Flags, Geometry, Longs
 
 
@@ -24,31 +25,29 @@ class Foresight:
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
         self._first: Longs | None = None
-        self._moved = np.zeros(geometry.count, dtype=np.bool_)
-        self._others = 0
+        self._starts = np.full(geometry.first.size, geometry.count, dtype=np.int64)
+        self._moved = self._others = 0
         self.ahead = False
 
     def begin(self) -> None:
         """A round begins."""
-        self._moved[:] = False
-        self._others = 0
+        self._starts[:] = self._geometry.count
+        self._moved = self._others = 0
 
-    def note(self, targets: Longs, origins: Longs) -> None:
+    def note(self, runs: Runs) -> None:
         """Copies of this round."""
-        geometry = self._geometry
-        step, way = geometry.step[targets], origins - targets
+        step, way = self._geometry.step[runs.target], runs.source - runs.target
+        owner = self._geometry.owner[runs.target]
         rolls = (step > 0) & (way > 0) & (way % np.maximum(step, 1) == 0)
-        rolls &= geometry.owner[targets] == geometry.owner[origins]
-        self._moved[targets[rolls]] = True
-        self._others += int(targets.size - rolls.sum())
+        rolls &= owner == self._geometry.owner[runs.source]
+        np.minimum.at(self._starts, owner[rolls], runs.target[rolls])
+        self._moved += int(runs.leaves[rolls].sum())
+        self._others += int(runs.leaves[~rolls].sum())
 
     def end(self, sent: Flags) -> None:
         """The round has ended; `sent`: bool, by leaf, what was sent in it."""
-        moved = np.flatnonzero(self._moved)
-        if moved.size > self._others:
-            owner = self._geometry.owner[moved]
-            self._first = np.full(self._geometry.first.size, self._geometry.count, dtype=np.int64)
-            np.minimum.at(self._first, owner, moved)
+        if self._moved > self._others:
+            self._first = self._starts.copy()
         elif self._others or not self.ahead or 2 * int(sent.sum()) > sent.size:
             self._first = None
         self.ahead = False

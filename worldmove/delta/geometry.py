@@ -13,6 +13,8 @@ from worldmove.manifest import HOST, LeafMap, Region
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+SAMPLE = 2048
+
 
 def steps_of(regions: Sequence[Region]) -> list[int]:
     """How many leaves each region shifts by; 0 where it has no stride, or one that leaves don't divide."""
@@ -31,13 +33,17 @@ class Geometry:
     Attributes:
         count: leaves.
         owner: int64[count], the region.
+        first: int64[regions + 1], where the leaves of each region begin; at last `count`.
+        begins: bool[count], it is the first one of its region.
         length: int64[count], bytes.
         offset: int64[count], where it begins in its region.
         group: int64[count]; leaves of one group have one length and one device. -1: it is never copied.
+        groups: how many groups there are. copyable: bool[count], it has one.
         on_gpu: bool[count], it lies on a GPU.
         kinds: the values of `on_gpu` that there are.
         step: int64[count], the leaves of its region's stride; 0 where there is none that leaves divide.
         strided: bool[count], whether it may be taken from some strides further on.
+        sample: int64, ascending: some leaves that are strided, chosen by chance.
         stretches: (first, stop, step) of the leaves of neighbouring regions with one step.
     """
 
@@ -46,12 +52,19 @@ class Geometry:
         leaves = np.diff(leaf_map.first)
         self.owner = np.repeat(np.arange(len(steps), dtype=np.int64), leaves)
         self.first = leaf_map.first
+        self.begins = np.zeros(self.count, dtype=np.bool_)
+        self.begins[self.first[self.first < self.count]] = True
         size = leaf_map.leaf_bytes[self.owner]
         self.offset = (np.arange(self.count, dtype=np.int64) - leaf_map.first[self.owner]) * size
         self.length = np.minimum(leaf_map.nbytes[self.owner] - self.offset, size)
         self.step = np.array(steps, dtype=np.int64)[self.owner]
         self.group = self._groups(devices)
-        self.strided = (self.group >= 0) & (self.step > 0)
+        self.copyable = self.group >= 0
+        self.groups = np.unique(self.group[self.copyable]).size
+        self.strided = self.copyable & (self.step > 0)
+        strided = np.flatnonzero(self.strided)
+        chosen = np.random.default_rng(0).integers(max(strided.size, 1), size=min(SAMPLE, strided.size))
+        self.sample = np.sort(strided[chosen])
         self._alike: dict[int, Flags] = {}
         self.on_gpu = np.array([device not in (None, HOST) for device in devices], dtype=np.bool_)[self.owner]
         self.kinds = {device not in (None, HOST) for device in devices}
@@ -88,13 +101,24 @@ class Geometry:
     @property
     def nowhere(self) -> bool:
         """Whether nothing can be copied at all."""
-        return not bool((self.group >= 0).any())
+        return not self.groups
 
-    def whole_regions(self, leaves: Flags) -> Flags:
-        """Of these leaves those whose region has no other."""
-        before = np.concatenate([[0], np.cumsum(leaves)])
-        whole = np.diff(before[self.first]) == np.diff(self.first)
-        return np.repeat(whole, np.diff(self.first))
+    def whole_regions(self, leaves: Flags, first: int, stop: int) -> slice:
+        """The leaves of those regions that have one from `first` to before `stop` and of which all are set.
+
+        Args:
+            leaves: bool[count]; all from `first` to before `stop` are set.
+            first: a leaf.
+            stop: behind a later one.
+        """
+        low = int(np.searchsorted(self.first, first, side="right")) - 1
+        high = int(np.searchsorted(self.first, stop, side="left"))
+        begin, end = int(self.first[low]), int(self.first[high])
+        if not leaves[begin:first].all():
+            begin = int(self.first[low + 1])
+        if not leaves[stop:end].all():
+            end = int(self.first[high - 1])
+        return slice(begin, max(begin, end))
 
     def bytes_of(self, leaves: Longs) -> int:
         """Bytes of the given leaves together."""

@@ -9,13 +9,12 @@ Everything is a column; nothing here loops over leaves, and moves become objects
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 
 from worldmove.delta.circles import opened
-from worldmove.delta.columns import Columns, Move, joined, ramp
+from worldmove.delta.columns import Columns, Move, Runs, every, joined, ramp
 from worldmove.delta.geometry import Flags, Geometry, Longs
 from worldmove.manifest import HOST
 
@@ -86,69 +85,38 @@ class Schedule:
     def writes(self, stage: int) -> Longs:
         """Leaves that have their new content once a stage is done."""
         part = self._part(stage)
-        leaves: Longs = np.repeat(part.writes, part.leaves) + ramp(part.leaves)
-        return leaves[np.repeat(part.writes >= 0, part.leaves)]
+        real = part.writes >= 0
+        return every(part.writes[real], part.leaves[real])
 
-    def needed(self, count: int) -> Longs:
-        """int64[count], for each leaf how many stages have to be done before its old content may go."""
+    @property
+    def readers(self) -> tuple[Longs, Longs, Longs]:
+        """What is read: first leaf, number of leaves, and the stages until that is done, which ascend."""
         real = self._columns.reads >= 0
-        first, leaves = self._columns.reads[real], self._columns.leaves[real]
-        after = np.zeros(count, dtype=np.int64)
-        # Ascending, so the last reader counts.
-        after[np.repeat(first, leaves) + ramp(leaves)] = np.repeat(self._stage[real] + 1, leaves)
-        return after
+        return self._columns.reads[real], self._columns.leaves[real], self._stage[real] + 1
 
     def _part(self, stage: int) -> Columns:
         return self._columns.of(slice(self._edges[stage], self._edges[stage + 1]))
 
 
-class Runs(NamedTuple):
-    """int64 columns: so many `leaves` from `source` on go to those from `target` on."""
-
-    target: Longs
-    source: Longs
-    leaves: Longs
-
-    def of(self, some: Longs | Flags) -> Runs:
-        """Some of them."""
-        return Runs(self.target[some], self.source[some], self.leaves[some])
-
-
-def schedule(geometry: Geometry, targets: Longs, sources: Longs, limits: Limits = LIMITS) -> Schedule:
+def schedule(geometry: Geometry, runs: Runs, limits: Limits = LIMITS) -> Schedule:
     """Orders copies of whole leaves.
 
     Args:
         geometry: of the leaves.
-        targets: int64, ascending, each once.
-        sources: the leaf whose old content each of them gets: another one, of the same length.
+        runs: every leaf is the target of one at most, and its source is another one, of the same length.
         limits: how they are cut.
     """
-    runs = merged(geometry, targets, sources)
+    if not runs.target.size:
+        return Schedule(Columns.from_runs(geometry, runs), runs.target, [])
     waves, tangled = in_waves(runs, limits.max_runs)
     columns, block, free = _in_blocks(geometry, runs, waves, limits.stage_bytes)
     if tangled.size:
         some = runs.of(tangled)
-        inside = ramp(some.leaves)
-        leaves = np.repeat(some.target, some.leaves) + inside
-        more = opened(geometry, leaves, np.repeat(some.source, some.leaves) + inside, limits.scratch_bytes)
-        block = np.concatenate([block, np.full(more.length.size, len(free))])
-        columns, free = joined(columns, more), [*free, False]
+        leaves, sources = every(some.target, some.leaves), every(some.source, some.leaves)
+        more = opened(geometry, leaves, sources, limits.scratch_bytes)
+        block = np.concatenate([block, np.full(more.length.size, free.size)])
+        columns, free = joined(columns, more), np.append(free, False)
     return _in_stages(columns, block, free, limits)
-
-
-def merged(geometry: Geometry, targets: Longs, sources: Longs) -> Runs:
-    """Neighbours that go the same way, within one region at each end, as runs."""
-    if not targets.size:
-        return Runs(targets, sources, targets)
-    breaks = targets[1:] - targets[:-1] != 1
-    breaks |= sources[1:] - sources[:-1] != 1
-    # Within a run both go up by one, so that only the edges between regions are missing.
-    edges = np.zeros(geometry.count + 1, dtype=np.bool_)
-    edges[geometry.first] = True
-    breaks |= edges[targets[1:]]
-    breaks |= edges[sources[1:]]
-    starts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
-    return Runs(targets[starts], sources[starts], np.diff(np.append(starts, targets.size)))
 
 
 def in_waves(runs: Runs, max_runs: int) -> tuple[list[Longs], Longs]:
@@ -166,6 +134,8 @@ def in_waves(runs: Runs, max_runs: int) -> tuple[list[Longs], Longs]:
     start = np.cumsum(width) - width
     written = np.repeat(low, width) + ramp(width)
     others = written != np.repeat(everything, width)
+    if not others.any():
+        return [everything], everything[:0]
     before = np.bincount(written[others], minlength=runs.target.size)
     waves: list[Longs] = []
     wave = np.flatnonzero(before == 0)
@@ -174,68 +144,73 @@ def in_waves(runs: Runs, max_runs: int) -> tuple[list[Longs], Longs]:
         waves.append(wave)
         waiting[wave] = False
         edges = np.repeat(start[wave], width[wave]) + ramp(width[wave])
-        freed = written[edges[others[edges]]]
-        np.subtract.at(before, freed, 1)
-        freed = np.unique(freed)
-        wave = freed[(before[freed] == 0) & waiting[freed]]
+        before -= np.bincount(written[edges[others[edges]]], minlength=before.size)
+        wave = np.flatnonzero((before == 0) & waiting)
     return waves, np.flatnonzero(waiting)
 
 
 def _in_blocks(
     geometry: Geometry, runs: Runs, waves: list[Longs], stage_bytes: int
-) -> tuple[Columns, Longs, list[bool]]:
-    """Runs as moves, in blocks: a large wave is one, its moves are free; small ones share an ordered one."""
+) -> tuple[Columns, Longs, Flags]:
+    """Runs as moves, in blocks: a large wave is one, its moves are free; small ones share an ordered one.
+
+    Returns:
+        The moves, the block of each, and for each block whether its moves are free.
+    """
     if not waves:
-        return Columns.from_leaves(geometry, *(np.zeros(0, dtype=np.int64),) * 3), runs.target[:0], []
-    order = np.concatenate(waves)
-    nbytes = _bytes(geometry, runs)
-    sizes = [int(nbytes[wave].sum()) for wave in waves]
-    large = [4 * size >= stage_bytes for size in sizes]
-    number = np.cumsum([1] + [now or before for before, now in itertools.pairwise(large)]) - 1
-    block = np.repeat(number, [wave.size for wave in waves])
-    free = [False] * (int(number[-1]) + 1)
-    for each, is_large in zip(number.tolist(), large, strict=True):
-        free[each] = is_large
-    some = runs.of(order)
-    long = (nbytes[order] > 4 * stage_bytes) & (np.abs(some.target - some.source) < some.leaves)
-    for each in np.unique(block[long]).tolist():
-        free[each] = False
-    some, piece_of = _cut(geometry, some, long, stage_bytes)
-    return Columns.from_leaves(geometry, *some), block[piece_of], free
+        nothing = Runs(*(runs.target[:0],) * 3)
+        return Columns.from_runs(geometry, nothing), runs.target[:0], np.zeros(0, dtype=np.bool_)
+    some = runs.of(np.concatenate(waves))
+    nbytes, count = some.nbytes(geometry), np.array([wave.size for wave in waves])
+    large = 4 * np.add.reduceat(nbytes, np.cumsum(count) - count) >= stage_bytes
+    number = np.concatenate([[0], np.cumsum(large[1:] | large[:-1])])
+    block = np.repeat(number, count)
+    free = np.zeros(int(number[-1]) + 1, dtype=np.bool_)
+    free[number] = large
+    long = (nbytes > 4 * stage_bytes) & (np.abs(some.target - some.source) < some.leaves)
+    free[block[long]] = False
+    columns = Columns.from_runs(geometry, some)
+    if not long.any():
+        return columns, block, free
+    columns, piece_of = _cut(geometry, columns, long, stage_bytes)
+    return columns, block[piece_of], free
 
 
-def _bytes(geometry: Geometry, runs: Runs) -> Longs:
-    last = runs.target + runs.leaves - 1
-    nbytes: Longs = geometry.offset[last] + geometry.length[last] - geometry.offset[runs.target]
-    return nbytes
-
-
-def _cut(geometry: Geometry, runs: Runs, long: Flags, stage_bytes: int) -> tuple[Runs, Longs]:
+def _cut(geometry: Geometry, runs: Columns, long: Flags, stage_bytes: int) -> tuple[Columns, Longs]:
     """Cuts long runs that overlap themselves; their pieces go in the direction in which nothing is lost.
 
     Returns:
         The pieces, and which run each is of.
     """
-    each = np.where(long, np.maximum(stage_bytes // geometry.length[runs.target], 1), runs.leaves)
+    size = geometry.length[runs.writes]  # of every leaf but the last one
+    each = np.where(long, np.maximum(stage_bytes // size, 1), runs.leaves)
     pieces = -(-runs.leaves // each)
-    of = np.repeat(np.arange(runs.leaves.size), pieces)
+    of = np.repeat(np.arange(pieces.size), pieces)
     number = ramp(pieces)
-    number = np.where(runs.source[of] > runs.target[of], number, pieces[of] - 1 - number)
-    first = number * each[of]
-    return Runs(
-        runs.target[of] + first, runs.source[of] + first, np.minimum(each[of], runs.leaves[of] - first)
+    number = np.where((runs.reads > runs.writes)[of], number, pieces[of] - 1 - number)
+    each, size = each[of], size[of]
+    first, whole = number * each, runs.of(of)
+    done = first * size
+    return Columns(
+        source=whole.source,
+        source_offset=whole.source_offset + done,
+        target=whole.target,
+        target_offset=whole.target_offset + done,
+        length=np.minimum(each * size, whole.length - done),
+        reads=whole.reads + first,
+        writes=whole.writes + first,
+        leaves=np.minimum(each, whole.leaves - first),
     ), of
 
 
-def _in_stages(columns: Columns, block: Longs, free: list[bool], limits: Limits) -> Schedule:
-    if not columns.length.size:
-        return Schedule(columns, block, [])
+def _in_stages(columns: Columns, block: Longs, free: Flags, limits: Limits) -> Schedule:
+    change = block[1:] != block[:-1]
+    begin = np.concatenate([[0], np.flatnonzero(change) + 1])[block]  # where each one's block begins
     done = np.cumsum(columns.length) - columns.length
-    position = np.arange(block.size)
-    begin = np.searchsorted(block, block)  # where each one's block begins
     lot = (done - done[begin]) // limits.stage_bytes
-    moves = (position - begin) // limits.stage_moves
-    breaks = (np.diff(block) != 0) | (np.diff(lot) != 0) | (np.diff(moves) != 0)
-    stage = np.concatenate([[0], np.cumsum(breaks)])
-    firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
-    return Schedule(columns, stage, [not free[number] for number in block[firsts].tolist()])
+    moves = (np.arange(block.size) - begin) // limits.stage_moves
+    change |= lot[1:] != lot[:-1]
+    change |= moves[1:] != moves[:-1]
+    firsts = np.concatenate([[0], np.flatnonzero(change) + 1])
+    stage = np.repeat(np.arange(firsts.size), np.diff(np.append(firsts, block.size)))
+    return Schedule(columns, stage, (~free[block[firsts]]).tolist())
