@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from delta_kit import region
@@ -17,12 +20,15 @@ from worldmove.digest import LeafTable, Rows
 from worldmove.manifest import LeafMap
 
 
-def table(rows: Rows, known: Flags | None = None) -> LeafTable:
-    """With these rows."""
-    made = LeafTable(len(rows))
-    made.rows[:] = rows
-    made.known[:] = True if known is None else known
-    return made
+@contextlib.contextmanager
+def tables(*columns: Rows) -> Iterator[list[LeafTable]]:
+    """One with each of these rows, all of them known; closed afterwards."""
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(contextlib.closing(LeafTable(len(rows)))) for rows in columns]
+        for each, rows in zip(made, columns, strict=True):
+            each.rows[:] = rows
+            each.learn(0, each.count)
+        yield made
 
 
 def digests(rng: np.random.Generator, count: int) -> Rows:
@@ -60,10 +66,18 @@ def test_a_leaf_is_sent_only_if_its_content_lies_nowhere_where_it_may_be_taken(
 ) -> None:
     rng = np.random.default_rng(seed)
     kinds, count = digests(rng, variety), geometry.count
-    own = table(kinds[rng.integers(variety, size=count)], rng.random(count) >= unknown)
+    old = kinds[rng.integers(variety, size=count)]
     shifted = np.minimum(np.arange(count) + geometry.step * int(rng.integers(1, 4)), count - 1)
-    rows = np.where(rng.random((count, 1)) < 0.5, own.rows[shifted], kinds[rng.integers(variety, size=count)])
-    theirs, settled = table(rows, rng.random(count) >= unknown), rng.random(count) < unknown
+    new = np.where(rng.random((count, 1)) < 0.5, old[shifted], kinds[rng.integers(variety, size=count)])
+    settled = rng.random(count) < unknown
+    with tables(old, new) as (own, theirs):
+        for each in (own, theirs):
+            each.forget(np.flatnonzero(rng.random(count) < unknown))
+        check(geometry, own, theirs, settled)
+
+
+def check(geometry: Geometry, own: LeafTable, theirs: LeafTable, settled: Flags) -> None:
+    """Everything is taken from where it may be taken, and only what can't be is missing."""
     matches = Matcher(geometry, own).match(theirs, settled)
     targets = every(matches.runs.target, matches.runs.leaves)
     origins = every(matches.runs.source, matches.runs.leaves)
@@ -88,7 +102,8 @@ def test_of_a_permuted_world_everything_is_found(count: int) -> None:
     regions = (region("k", count // 2), region("v", count // 2))
     geometry = Geometry(LeafMap(regions), [0, 0], ["host", "host"])
     rows, order = digests(rng, count), rng.permutation(count)
-    matches = Matcher(geometry, table(rows)).match(table(rows[order]), np.zeros(count, dtype=np.bool_))
+    with tables(rows, rows[order]) as (own, theirs):
+        matches = Matcher(geometry, own).match(theirs, np.zeros(count, dtype=np.bool_))
     assert not matches.missing.any()
     assert np.array_equal(every(matches.runs.source, matches.runs.leaves), order[order != np.arange(count)])
 
@@ -101,7 +116,8 @@ def test_a_leaf_is_never_taken_for_a_shorter_one_of_its_own_region() -> None:
     rows[4] = rows[2]
     new = rows.copy()
     new[0] = rows[2]
-    matches = Matcher(geometry, table(rows)).match(table(new), np.zeros(6, dtype=np.bool_))
+    with tables(rows, new) as (own, theirs):
+        matches = Matcher(geometry, own).match(theirs, np.zeros(6, dtype=np.bool_))
     assert (matches.runs.target.tolist(), matches.runs.source.tolist()) == ([0], [4])
 
 
@@ -115,14 +131,19 @@ def test_a_table_in_parts_is_planned_region_by_region_as_the_whole_is(seed: int,
     old = digests(rng, geometry.count)
     there, inside = geometry.shifted(np.arange(geometry.count), 1)
     new = np.where(inside[:, np.newaxis], old[there], digests(rng, geometry.count))
-    own, theirs = table(old), table(new)
-    whole = Matcher(geometry, own).match(theirs, np.zeros(geometry.count, dtype=np.bool_))
+    with tables(old, new) as (own, theirs):
+        whole = Matcher(geometry, own).match(theirs, np.zeros(geometry.count, dtype=np.bool_))
+        assert in_parts(geometry, own, theirs, part) == np.flatnonzero(whole.missing).tolist()
+
+
+def in_parts(geometry: Geometry, own: LeafTable, theirs: LeafTable, part: int) -> list[int]:
+    """What is sent if the table comes in parts of so many leaves."""
     chooser = Chooser(geometry, own, theirs)
-    chooser.plan(np.zeros(geometry.count, dtype=np.bool_))
+    planned = np.zeros(geometry.count, dtype=np.bool_)
+    chooser.plan(planned)
     chooser.end(copied=1, sent=0)
     chooser.begin()
     theirs.forget()
-    planned = np.zeros(geometry.count, dtype=np.bool_)
     sent: list[int] = []
     for first in range(0, geometry.count, part):
         count = min(part, geometry.count - first)
@@ -133,7 +154,7 @@ def test_a_table_in_parts_is_planned_region_by_region_as_the_whole_is(seed: int,
         planned |= ready
         sent += chooser.plan(~ready).missing.tolist()
     assert planned.all()
-    assert sent == np.flatnonzero(whole.missing).tolist()
+    return sent
 
 
 def test_regions_are_whole_once_their_last_leaf_has_come() -> None:

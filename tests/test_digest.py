@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,14 @@ def test_every_leaf_equals_stock_xxhash(data: bytes, leaf_bytes: int, seed: int)
 @given(st.lists(st.tuples(st.integers(0, MASK), st.integers(0, MASK), st.booleans(), st.booleans())))
 def test_entries_are_taken_over_whole(entries: list[tuple[int, int, bool, bool]]) -> None:
     """Whatever their bits would mean as numbers; and the others stay."""
-    mine, other = LeafTable(len(entries)), LeafTable(len(entries))
-    mine.rows[:], mine.known[:] = 7, True
     which = np.array([chosen for *_, chosen in entries], dtype=np.bool_)
-    for number, (first, second, known, _) in enumerate(entries):
-        other.rows[number], other.known[number] = (first, second), known
-    mine.take_over(other, which)
-    assert mine.rows.tolist() == [[a, b] if chosen else [7, 7] for a, b, _, chosen in entries]
-    assert mine.known.tolist() == [known or not chosen for *_, known, chosen in entries]
+    with closing(LeafTable(len(entries))) as mine, closing(LeafTable(len(entries))) as other:
+        mine.rows[:], mine.known[:] = 7, True
+        for number, (first, second, known, _) in enumerate(entries):
+            other.rows[number], other.known[number] = (first, second), known
+        mine.take_over(other, which)
+        assert mine.rows.tolist() == [[a, b] if chosen else [7, 7] for a, b, _, chosen in entries]
+        assert mine.known.tolist() == [known or not chosen for *_, known, chosen in entries]
 
 
 @pytest.mark.parametrize("size", [0, 15, 17, 32])
