@@ -35,7 +35,7 @@ import numpy as np
 
 from worldmove.cuda.memory import Device
 from worldmove.cuda.probe import probe
-from worldmove.delta.columns import SCRATCH
+from worldmove.delta.columns import SCRATCH, merged
 from worldmove.delta.geometry import Geometry, Longs
 from worldmove.delta.moving import GPU_LIMITS, schedule
 from worldmove.executor import kinds
@@ -94,7 +94,7 @@ class Bench:
 
     async def carry_out(self, plan: Plan) -> tuple[int, int]:
         """Has the executor do it, as a node would; stages and moves."""
-        made, moves = schedule(self.geometry, *plan, GPU_LIMITS), 0
+        made, moves = schedule(self.geometry, merged(self.geometry, *plan), GPU_LIMITS), 0
         for stage in range(made.count):
             pieces = [
                 CopyPiece(
