@@ -16,7 +16,8 @@ from worldmove import rates as names
 from worldmove.arrival import Arrival
 from worldmove.config import Settings
 from worldmove.errors import InadmissibleError
-from worldmove.intake import STALE_S, Intake
+from worldmove.granting.pauses import Need
+from worldmove.intake import STALE_S, STOP_S, Intake
 from worldmove.manifest import LeafMap, Manifest, Region, Span
 from worldmove.paths import Path
 
@@ -115,6 +116,9 @@ class Bare:
     def __init__(self) -> None:
         self.pulled = 0
 
+    def stand(self, seconds: float) -> None:
+        """It goes first anyway."""
+
     async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:
         assert not urgent
         self.pulled += sum(span.length for span in spans)
@@ -138,3 +142,27 @@ async def test_a_path_is_not_probed_while_others_come_by_it() -> None:
     await node.confirm("move-0", cast("Path", path), leaf_map)
     assert path.pulled > 0
     assert names.path_name("local", HELLO.source) in node.shown()["measured"]
+
+
+async def test_worlds_that_stop_late_are_told_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round between being told and standing says nothing about how long it takes to stop."""
+    node, clock, path = intake(), [time.monotonic()], Bare()
+    asked: list[Need] = []
+    monkeypatch.setattr("worldmove.arrival.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(node.gate, "turn", lambda _name, need: _noted(asked, need))
+    block_s = HELLO_LIVE.manifest.block_ms / 1000
+    for took_s, rounds in ((block_s / 2, ()), (9.0, (False,)), (block_s + 0.3, ()), (0.0, ())):
+        one = arrival(node)
+        node.admit(HELLO_LIVE, "local")
+        await one.opened(cast("Path", path), LeafMap(HELLO_LIVE.manifest.regions))
+        await one.turn()
+        clock[0] += took_s
+        for final in (*rounds, True):
+            one.begins(final=final)
+        node.over(HELLO_LIVE.move_id)
+    assert [need.stop_s - block_s for need in asked] == pytest.approx([STOP_S, STOP_S, STOP_S, 0.3])
+
+
+async def _noted(asked: list[Need], need: Need) -> float:
+    asked.append(need)
+    return 0.0

@@ -37,6 +37,7 @@ class Arrival:
         self._verified_at: float | None = None
         self._adopts_at: float | None = None
         self._at_once = False
+        self._told_at: float | None = None
 
     @property
     def dirty_rate(self) -> float | None:
@@ -54,15 +55,18 @@ class Arrival:
     async def turn(self) -> None:
         """Waits until the source may stop the world, which it does as soon as it hears of this."""
         await self._intake.turn(self._hello.move_id)
+        self._told_at = time.monotonic()
         if self._path is not None:
             self._path.stand(self._hello.horizon_ms / 1000)
 
     def begins(self, *, final: bool) -> None:
         """A round begins; a final one is of a world that stands."""
-        self._dirtying.begins(time.monotonic())
+        now = time.monotonic()
+        self._dirtying.begins(now)
+        told_at, self._told_at = self._told_at, None
         if final and self._path is not None:
             self._path.stand(self._hello.horizon_ms / 1000)
-            self._intake.stands(self._hello.move_id)
+            self._intake.stands(self._hello.move_id, None if told_at is None else now - told_at)
 
     def landed(self, nbytes: int) -> None:
         """Bytes have landed."""

@@ -34,8 +34,9 @@ MOST_LANES = 16
 STALE_S = 30.0
 """What was measured longer ago refuses nobody: one bad sample is no word for all moves of ten minutes."""
 STOP_S = 0.02
-"""Beside the block that a world generates: until it has heard that it may stop, and has."""
+"""Beside the block that a world generates, at least: until it has heard that it may stop, and has."""
 COLD_SETTLE_S = 0.02
+SHORTEST_S = 1e-6
 LEAST_DIGEST = 4 << 20
 BURST_S = 0.02
 LEAST_BURST = 1 << 20
@@ -202,16 +203,18 @@ class Intake:
             need = Need(
                 work_s=pause.work_s,
                 apart_s=pause.source_s + pause.rest_s,
-                stop_s=demand.block_s + STOP_S,
+                stop_s=demand.block_s + max(self.rates.tail(names.STOP, time.monotonic()) or 0.0, STOP_S),
                 horizon_s=demand.horizon_s,
                 deadline=taken.began + demand.deadline_s,
             )
             await self.gate.turn(move_id, need)
 
-    def stands(self, move_id: str) -> None:
-        """The move's world stands: its last bytes come."""
+    def stands(self, move_id: str, stop_s: float | None = None) -> None:
+        """The move's world stands: its last bytes come. It was told so long ago that it may stop."""
         taken = self._taken.get(move_id)
         if taken is not None:
+            if stop_s is not None:
+                self.note_time(names.STOP, max(stop_s - taken.demand.block_s, SHORTEST_S))
             taken.stands, taken.landed = True, 0
             self.gate.stands(move_id, taken.demand.horizon_s)
 

@@ -22,7 +22,8 @@ COMMIT = "commit"
 RESUME = "resume"
 OPEN = "open"
 SETTLE = "settle"
-TIMES = frozenset({COMMIT, RESUME, OPEN, SETTLE})
+STOP = "stop"
+TIMES = frozenset({COMMIT, RESUME, OPEN, SETTLE, STOP})
 """Names of times in seconds; all others are rates in bytes per second."""
 
 
