@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,3 +182,20 @@ def test_rows_of_neighbours(leaves: list[bool], seed: int) -> None:
     together = first[1:] == (first + count)[:-1]
     assert begins[first[1:][together]].all()
     assert set(np.flatnonzero(flags & begins).tolist()) <= set(first.tolist())
+
+
+def test_a_table_that_is_closed_is_kept_by_no_search() -> None:
+    """A search outlives the move that was given up: until it is collected, the memory would stay mapped."""
+    geometry = Geometry(LeafMap((region("k", 200), region("v", 200))), [1, 1], ["host", "host"])
+    rows = digests(np.random.default_rng(3), geometry.count)
+    before = mapped()
+    with tables(rows, rows[::-1]) as (own, theirs):
+        chooser = Chooser(geometry, own, theirs)
+        chooser.prepare()
+        assert chooser.plan(np.zeros(geometry.count, dtype=np.bool_)).targets.size
+        assert mapped() == before + 2
+    assert mapped() == before
+
+
+def mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("/memfd:worldmove-leaves")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worldmove.delta.geometry import Flags, Longs
-from worldmove.digest import Rows
+from worldmove.digest import LeafTable, Rows
 
 SLOTS_PER_LEAF = 4
 BITS_PER_SLOT = 2
@@ -29,13 +29,13 @@ class Index:
     """The leaves of a table that may be taken, ready to be searched; made as far as a search needs it.
 
     Args:
-        rows: of the table.
+        table: its rows are not kept, so that nothing of it stays mapped once it is closed.
         usable: bool[count], leaves to be found.
         kind: int64[count], a leaf is only found for one of its own kind; `None`: there is one kind.
     """
 
-    def __init__(self, rows: Rows, usable: Flags, kind: Longs | None) -> None:
-        self._rows = rows
+    def __init__(self, table: LeafTable, usable: Flags, kind: Longs | None) -> None:
+        self._table = table
         self._usable = usable
         self._kind = kind
         self._spread = None if kind is None else kind.astype(np.uint64) * _SPREAD
@@ -43,6 +43,10 @@ class Index:
         self._filters: dict[int, npt.NDArray[np.uint8]] = {}
         self._slots: dict[int, npt.NDArray[np.int32]] = {}
         self._order: tuple[Rows, Longs] | None = None
+
+    @property
+    def _rows(self) -> Rows:
+        return self._table.rows
 
     def prepare(self) -> None:
         """Makes everything that a search takes."""

@@ -53,7 +53,7 @@ class Matcher:
         self._geometry = geometry
         self._own = own
         self._usable = own.known & geometry.copyable
-        self._index = Index(own.rows, self._usable, geometry.group if geometry.groups > 1 else None)
+        self._index = Index(own, self._usable, geometry.group if geometry.groups > 1 else None)
         self._nearby: Index | None = None
 
     def prepare(self) -> Matcher:
@@ -146,7 +146,7 @@ class Matcher:
         if away.size:  # there may be a copy nearby: then less depends on other regions
             if self._nearby is None:
                 kind = owner << 40 | group  # devices and lengths are far below that
-                self._nearby = Index(self._own.rows, self._usable, kind)
+                self._nearby = Index(self._own, self._usable, kind)
             wanted = np.zeros(self._geometry.count, dtype=np.bool_)
             wanted[away] = True
             some, nearby = self._nearby.find(wanted, rows, usable)
