@@ -73,6 +73,21 @@ def test_a_command_that_is_stopped_at_its_start_says_nothing(run_dir: Path, numb
                 assert said == "", (command, delay_s)
 
 
+def test_an_interrupt_within_code_made_of_text_ends_as_any_other(tmp_path: Path) -> None:
+    """As Ctrl-C does while a module that makes named tuples is loaded: the interpreter takes note of it."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys, types\n"
+        "commands = types.ModuleType('worldmove.cli.commands')\n"
+        "commands.app = lambda: exec('raise KeyboardInterrupt')\n"
+        "sys.modules[commands.__name__] = commands\n"
+        "from worldmove.cli.start import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-m", "interrupted"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGINT, "", "")
+
+
 def test_what_ignores_ctrl_c_goes_on_to_do_so(run_dir: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,

@@ -46,4 +46,7 @@ def main() -> None:
         # While the interpreter ends there is nothing left to do but to go.
         for number in SIGNALS:
             handle(number, signal.SIG_DFL)
+        # An interrupt that came through code made of text, as named tuples are, counts as unhandled for the
+        # interpreter, which would kill itself at its end; the next such code takes that back.
+        exec("")  # noqa: S102
     sys.exit(TERMINATED if came and code == INTERRUPTED else code)  # type: ignore[arg-type]
