@@ -61,12 +61,14 @@ class Promises:
 
     def _beside(self, demand: Demand, supply: Supply) -> Supply:
         """What there is, with what those that were taken on mean for when worlds may stop."""
-        room_s = stops_of(demand, supply).room_s
         others = [one.stops for one in self._order if one.stops is not None]
-        held_s = max((one.room_s - room_s for one in others), default=0.0)
-        holds_s = max((room_s - one.room_s for one in others if one.flows), default=0.0)
-        supply = msgspec.structs.replace(supply, held_s=max(held_s, 0.0), holds_s=max(holds_s, 0.0))
-        return msgspec.structs.replace(supply, cuts=self._cuts(stops_of(demand, supply)))
+        if not others:
+            return supply
+        stops = stops_of(demand, supply)
+        held_s = max(max(one.room_s for one in others) - stops.room_s, 0.0)
+        holds_s = max((stops.room_s - one.room_s for one in others if one.flows), default=0.0)
+        cuts = self._cuts(stops._replace(late_s=stops.late_s + held_s))
+        return msgspec.structs.replace(supply, held_s=held_s, holds_s=max(holds_s, 0.0), cuts=cuts)
 
     def _cuts(self, stops: Stops) -> int:
         """Turns that are cut in two where worlds that stand together meet such that stand alone."""
