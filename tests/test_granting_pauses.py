@@ -52,7 +52,7 @@ class _Receiver:
                 self.now += step
 
     def _work(self, step: float) -> None:
-        name = min(self._left, key=lambda one: self._until[one])
+        name = min(self._left, key=lambda one: self._until[one] - self.needs[one].apart_s)
         untold = self._told[name] - self._left[name]
         step = min(step, self._left[name], max(self._grain - untold, 1e-6))
         self._left[name] -= step

@@ -104,7 +104,7 @@ class Pauses:
     def _first(self) -> str | None:
         """Which of the worlds that stand the receiver works for."""
         standing = (name for name in self._until if self._may[name].work_s > 0)
-        return min(standing, key=lambda name: self._until[name], default=None)
+        return min(standing, key=lambda name: self._until[name] - self._may[name].apart_s, default=None)
 
     def _ahead(self, now: float) -> float:
         """How long the receiver has work, as far as can be expected.
