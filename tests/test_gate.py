@@ -245,6 +245,17 @@ async def test_a_paced_gate_waits_for_its_rate() -> None:
     assert one.batch_bytes(1 << 24) == MIN_BATCH
 
 
+async def test_only_whoever_is_about_to_ask_for_a_batch_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(None, 1024, outstanding_bytes=2 * MIN_BATCH)
+    (one,) = senders(gate, "A")
+    held: list[bool] = []
+    monkeypatch.setattr(gate._policy, "hold_back", lambda: held.append(True))
+    assert gate.batch_bytes(1 << 24) == MIN_BATCH
+    assert not held
+    assert one.batch_bytes(1 << 24) == MIN_BATCH
+    assert held
+
+
 async def test_a_sender_that_lets_a_grant_go_by_is_cut_off() -> None:
     gate = Gate(None, 1, patience_s=0.02)
     reasons: asyncio.Queue[str] = asyncio.Queue()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from worldmove.errors import NoWorkerError
 from worldmove.ledger.base import Ledger
 from worldmove.ledger.records import SessionRecord
+from worldmove.transport.base import quiet
 
 
 class Adoption:
@@ -35,10 +36,9 @@ class Adoption:
 
     def follow(self, committed: SessionRecord, adopted: SessionRecord) -> None:
         """Asks for it behind a commit that is asked for in the same breath; `write` tells what came of it."""
-        swap = self._ledger.swap(committed, adopted, provided=self._check)
-        writing = asyncio.ensure_future(swap)
-        writing.add_done_callback(_look)
-        self._ahead = adopted, writing
+        writing = asyncio.ensure_future(self._ledger.swap(committed, adopted, provided=self.check))
+        # Where the commit failed nobody asks any more: the record then decides.
+        self._ahead = adopted, quiet(writing)
 
     async def write(self, committed: SessionRecord, adopted: SessionRecord) -> None:
         """Returns when the record says so.
@@ -53,12 +53,7 @@ class Adoption:
         else:
             await self._ledger.swap(committed, adopted)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises `NoWorkerError` if there is nobody left to hand the world to."""
         if not self._attended():
             raise NoWorkerError("the standby's worker died before it could adopt")
-
-
-def _look(writing: asyncio.Future[None]) -> None:
-    # Where the commit failed nobody asks any more: the record then decides.
-    if not writing.cancelled():
-        writing.exception()

@@ -14,7 +14,6 @@ from worldmove.arrival import Arrival
 from worldmove.driver import Driver, Perform, Services
 from worldmove.errors import (
     LostRaceError,
-    NoWorkerError,
     PeerError,
     WorldMoveError,
 )
@@ -274,9 +273,8 @@ class DestinationMove(Driver):
     async def _adopt_record(self, _action: p.AdoptRecord) -> None:
         """Also where the swap was written and its reply lost: then the world lives here, worker or not."""
         self._arrival.found_committed()
-        written = self._adoption.under_way or self._begun().phase == "adopted"
-        if not written and not self._attended():
-            raise NoWorkerError("the standby's worker died before it could adopt")
+        if not self._adoption.under_way and self._begun().phase != "adopted":
+            self._adoption.check()
         await self._adopt()
 
     def _attended(self) -> bool:

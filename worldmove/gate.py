@@ -59,7 +59,7 @@ class Pass:
 
     def batch_bytes(self, most: int, lanes: int = 1) -> int:
         """A good size for one grant where two are under way on each lane; at most `most`."""
-        return self._gate.batch_bytes(most, lanes)
+        return self._gate._next_batch(most, lanes)  # noqa: SLF001
 
     def stand(self, seconds: float | None) -> None:
         """The move's world stands and has to go on within `seconds`; `None`: it runs again."""
@@ -157,15 +157,17 @@ class Gate:
         return self._policy.allowed[1]
 
     def batch_bytes(self, most: int, lanes: int = 1) -> int:
-        """See `Pass.batch_bytes`."""
-        batch = self._batch(most, lanes)
-        if batch < self._batch(most, 0):
+        """What `Pass.batch_bytes` would say; nothing is asked for, and nothing is learned of it."""
+        return self._batch(most, self.bound_bytes // (2 * lanes))
+
+    def _next_batch(self, most: int, lanes: int) -> int:
+        batch = self.batch_bytes(most, lanes)
+        if batch < self._batch(most, most):
             self._policy.hold_back()
         return batch
 
-    def _batch(self, most: int, lanes: int) -> int:
-        """As `batch_bytes`; without lanes: what it would be if the window allowed it."""
-        part = self.bound_bytes // (2 * lanes) if lanes else most
+    def _batch(self, most: int, part: int) -> int:
+        """The size of a batch where the window allows `part`."""
         if self._bucket.rate is not None:
             part = min(part, int(self._bucket.rate * WINDOW_S))
         return min(most, max(MIN_BATCH, part))
@@ -181,7 +183,7 @@ class Gate:
         """
         most = self.pace.reach[1] if copying else self.bound_bytes
         out = min(most, copying + standing)
-        return (out if self._bucket.rate is None else self._batch(out, 1)) / line
+        return (out if self._bucket.rate is None else self.batch_bytes(out)) / line
 
     def join(
         self, name: str, sender: str, deadline_s: float = inf, on_cut: Callable[[str], None] | None = None
