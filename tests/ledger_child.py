@@ -14,10 +14,10 @@ from ledger_kit import ROOT, move_ref, node_info, receipt, session
 
 from worldmove.errors import LedgerError, LostRaceError, ProtocolError, SessionExistsError
 from worldmove.ledger import transactions
-from worldmove.ledger.records import Claim, SessionRecord, abort, begin, commit, current_move, update
+from worldmove.ledger.records import Claim, SessionRecord, abort, adopt, begin, commit, current_move, update
 from worldmove.ledger.sqlite import SqliteLedger
 from worldmove.ledger.sqlite_file import SqliteFile
-from worldmove.ledger.transactions import Key
+from worldmove.ledger.transactions import Key, Tables
 
 
 def say(*words: object) -> None:
@@ -159,11 +159,22 @@ def _live(path: Path, deadline: int) -> None:
     committed = commit(moving, block=5, revision=1, root=ROOT)
     write(partial(transactions.swap, claim=destination, old=moving, new=committed))
     write(partial(transactions.settle, claim=source, session_id=name, move_id="move-1"))
+    write(partial(_chain, source=source, destination=destination, name=f"chain-{deadline}"))
     write(partial(transactions.reserve_key, claim=source, key=name, wanted=Key("h", name)))
     write(partial(transactions.put_receipt, claim=source, receipt=receipt(name)))
     write(partial(transactions.renew, claim=source))
     write(partial(transactions.resign, claim=source))
     file.checkpoint()
+
+
+def _chain(tables: Tables, source: Claim, destination: Claim, name: str) -> None:
+    """A session that is moved in one go: both its ends write in one transaction."""
+    owned = transactions.create(tables, source, session(source, name))
+    moving = begin(owned, move_ref(source, destination))
+    transactions.swap(tables, source, owned, moving)
+    committed = commit(moving, block=5, revision=1, root=ROOT)
+    adopted = adopt(committed, destination, endpoint=None)
+    assert transactions.swap_then(tables, destination, moving, committed, adopted) is None
 
 
 def _examine(path: Path) -> None:
@@ -175,6 +186,9 @@ def _examine(path: Path) -> None:
         assert len(seqs) == len(set(seqs))
         assert max(seqs, default=0) == tables.position()
         for record in tables.sessions("", 1000, ended=True):
+            if record.session_id.startswith("chain-"):
+                assert (record.phase, record.owner, record.epoch) == ("adopted", "b", 2), record
+                continue
             assert (record.phase, record.owner, record.epoch) in (
                 ("owned", "a", 1),
                 ("moving", "a", 1),

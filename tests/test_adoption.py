@@ -1,4 +1,4 @@
-"""The write that adopts, handed over behind the commit: in order, or not at all."""
+"""The write that adopts, in one with the commit: in order, or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ledger_kit import ROOT, Ledgers, move_ref, session
 from worldmove.adoption import Adoption
 from worldmove.errors import LostRaceError, NoWorkerError
 from worldmove.ledger import records
-from worldmove.ledger.records import Claim, SessionRecord
+from worldmove.ledger.records import SessionRecord
 from worldmove.ledger.transactional import TransactionalLedger
 
 
@@ -29,12 +29,9 @@ class Case:
         assert claim is not None
         self.adopted = records.adopt(self.committed, claim, endpoint="ws://b")
 
-    def adoption(self, attended: Callable[[], bool] = lambda: True) -> Adoption:
-        """Already asked for, behind a commit that is not."""
+    async def commit(self, attended: Callable[[], bool] = lambda: True) -> tuple[Adoption, SessionRecord]:
         adoption = Adoption(self.there, attended)
-        adoption.follow(self.committed, self.adopted)
-        assert adoption.under_way
-        return adoption
+        return adoption, await adoption.commit(self.moving, self.committed, self.adopted)
 
 
 @pytest.fixture(params=["sqlite", "memory"])
@@ -49,53 +46,55 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     await ledgers.close()
 
 
-async def test_both_are_written_in_order(case: Case) -> None:
+async def test_both_are_written_at_once(case: Case) -> None:
     seen = await case.source.position()
-    adoption = case.adoption()
-    await case.there.swap(case.moving, case.committed)
-    await adoption.write(case.committed, case.adopted)
-    assert await case.source.get("world") == case.adopted
-    assert await case.source.position() == seen + 2
-    assert not adoption.under_way
+    adoption, stands = await case.commit()
+    assert stands == case.adopted == await case.source.get("world")
+    assert adoption.stands(stands)
+    assert await case.source.position() == seen + 1
 
 
 async def test_nothing_is_adopted_that_was_not_committed(case: Case) -> None:
-    """The source was faster: what follows the commit finds that, and the record stays the source's."""
+    """The source was faster: the commit finds that, and the record stays the source's."""
     claim = case.source.claimed
     assert claim is not None
     aborted = records.abort(case.moving, claim)
     await case.source.swap(case.moving, aborted)
-    adoption = case.adoption()
+    adoption = Adoption(case.there, lambda: True)
     with pytest.raises(LostRaceError):
-        await case.there.swap(case.moving, case.committed)
-    with pytest.raises(LostRaceError):
-        await adoption.write(case.committed, case.adopted)
+        await adoption.commit(case.moving, case.committed, case.adopted)
     assert await case.there.get("world") == aborted
+    assert not adoption.stands(case.adopted)
 
 
 async def test_a_worker_that_has_gone_by_then_leaves_the_world_committed(case: Case) -> None:
     """So that its source may have it back."""
-    adoption = case.adoption(lambda: False)
-    await case.there.swap(case.moving, case.committed)
+    adoption, stands = await case.commit(lambda: False)
+    assert stands == case.committed == await case.source.get("world")
+    assert not adoption.stands(stands)
     with pytest.raises(NoWorkerError):
-        await adoption.write(case.committed, case.adopted)
-    assert await case.source.get("world") == case.committed
+        adoption.check()
     assert case.source.claimed is not None
     await case.source.swap(case.committed, records.reclaim(case.committed, case.source.claimed))
 
 
-async def test_without_a_write_ahead_and_after_one_that_failed_it_is_written_then(case: Case) -> None:
-    adoption = case.adoption(lambda: False)
-    await case.there.swap(case.moving, case.committed)
-    with pytest.raises(NoWorkerError):
-        await adoption.write(case.committed, case.adopted)
-    await adoption.write(case.committed, case.adopted)
+async def test_a_commit_alone_leaves_the_adoption_to_a_later_write(case: Case) -> None:
+    adoption = Adoption(case.there, lambda: True)
+    assert await adoption.commit(case.moving, case.committed, None) == case.committed
+    assert await case.source.get("world") == case.committed
+    assert not adoption.stands(case.committed)
+
+
+async def test_a_worker_is_asked_for_within_the_write(case: Case) -> None:
+    """One that goes while the write waits for the file is found gone."""
+    asked = []
+
+    def attended() -> bool:
+        asked.append(True)
+        return len(asked) > 1
+
+    adoption, stands = await case.commit(attended)
+    assert (stands, len(asked)) == (case.committed, 1)
+    adoption.check()
+    await case.there.swap(case.committed, case.adopted)
     assert await case.source.get("world") == case.adopted
-
-
-async def test_what_was_asked_for_ahead_is_not_taken_for_another_record(case: Case) -> None:
-    adoption = case.adoption(lambda: False)
-    await case.there.swap(case.moving, case.committed)
-    elsewhere = records.adopt(case.committed, Claim("b", 1), endpoint="ws://elsewhere")
-    await adoption.write(case.committed, elsewhere)
-    assert await case.source.get("world") == elsewhere

@@ -1,57 +1,52 @@
-"""The write that adopts a world, handed to the ledger right behind the one that commits it.
+"""The write that adopts a world, in the ledger's one transaction with the one that commits it.
 
-They stay two writes, each durable by itself and in this order, and the second one replaces nothing but what
-the first has written. Only the way back to the node in between is saved: its loop and the ledger's thread
-would have to wake one another while the world stands.
+They stay two swaps, checked in this order, and the second replaces nothing but what the first has written.
+Only what lay between is saved: a second durable write, and a node's loop and its ledger's thread that wake
+one another while the world stands. Where nobody is left to hand the world to, the commit stands alone.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from worldmove.errors import NoWorkerError
 from worldmove.ledger.base import Ledger
 from worldmove.ledger.records import SessionRecord
-from worldmove.transport.base import quiet
 
 
 class Adoption:
     """Of one move.
 
     Args:
-        ledger: carries writes out in the order in which they are asked for.
+        ledger: where it is written.
         attended: whether there still is somebody to hand the world to; called in any thread.
     """
 
     def __init__(self, ledger: Ledger, attended: Callable[[], bool]) -> None:
         self._ledger = ledger
         self._attended = attended
-        self._ahead: tuple[SessionRecord, asyncio.Future[None]] | None = None
+        self._written: SessionRecord | None = None
 
-    @property
-    def under_way(self) -> bool:
-        """Whether it was asked for already, and nobody has heard what came of it."""
-        return self._ahead is not None
-
-    def follow(self, committed: SessionRecord, adopted: SessionRecord) -> None:
-        """Asks for it behind a commit that is asked for in the same breath; `write` tells what came of it."""
-        writing = asyncio.ensure_future(self._ledger.swap(committed, adopted, provided=self.check))
-        # Where the commit failed nobody asks any more: the record then decides.
-        self._ahead = adopted, quiet(writing)
-
-    async def write(self, committed: SessionRecord, adopted: SessionRecord) -> None:
-        """Returns when the record says so.
+    async def commit(
+        self, moving: SessionRecord, committed: SessionRecord, adopted: SessionRecord | None
+    ) -> SessionRecord:
+        """Writes both (the first alone, without a second), and returns which of them stands.
 
         Raises:
-            LostRaceError: another record stands.
-            NoWorkerError: it followed the commit, and there was nobody left by then; nothing was written.
+            LostRaceError: another record stands; neither was written.
         """
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == adopted:
-            await asyncio.shield(ahead[1])
-        else:
-            await self._ledger.swap(committed, adopted)
+        if adopted is None:
+            await self._ledger.swap(moving, committed)
+            return committed
+        refused = await self._ledger.swap_then(moving, committed, adopted, provided=self.check)
+        if refused is not None:
+            return committed
+        self._written = adopted
+        return adopted
+
+    def stands(self, record: SessionRecord) -> bool:
+        """Whether `record` is the adopted one that `commit` has written."""
+        return record == self._written
 
     def check(self) -> None:
         """Raises `NoWorkerError` if there is nobody left to hand the world to."""

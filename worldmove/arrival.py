@@ -94,7 +94,7 @@ class Arrival:
         self._verified_at = time.monotonic()
 
     def committed(self) -> float:
-        """The record was written; how long that took, in milliseconds."""
+        """The record was written, as a rule as `adopted` already; how long that took, in milliseconds."""
         now = self._adopts_at = time.monotonic()
         self._at_once = True
         seconds = now - (self._verified_at or now)

@@ -11,12 +11,8 @@ from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.adoption import Adoption
 from worldmove.arrival import Arrival
-from worldmove.driver import Driver, Perform, Services
-from worldmove.errors import (
-    LostRaceError,
-    PeerError,
-    WorldMoveError,
-)
+from worldmove.driver import Driver, Perform, Services, Work
+from worldmove.errors import LostRaceError, PeerError, WorldMoveError
 from worldmove.hosting.slots import Slot
 from worldmove.inbound import Inbound, World
 from worldmove.ledger import records
@@ -243,20 +239,19 @@ class DestinationMove(Driver):
         self.post(p.Repaired())
 
     async def _commit_record(self, action: p.CommitRecord) -> None:
+        """Adopts in the same write, unless a fault waits between the two: it would come too late."""
         async with self._ledger_turn:
             record = self._begun()
             new = records.commit(
                 record, block=action.block, revision=self.hello.manifest.revision, root=action.root
             )
             faults = self.services.faults
-            if faults is None or not faults.awaits(self, State.COMMITTED):  # it would come too late
-                self._adoption.follow(new, self._adopted(new))
+            apart = faults is not None and faults.awaits(self, State.COMMITTED)
             try:
-                await self.services.ledger.swap(record, new)
+                self._record = await self._adoption.commit(record, new, None if apart else self._adopted(new))
             except LostRaceError:
                 await self._report_standing()
                 return
-            self._record = new
         committed = m.Committed(epoch=new.epoch, commit_ms=self._arrival.committed())
         self.post(p.RecordCommitted(committed=committed))
 
@@ -270,12 +265,15 @@ class DestinationMove(Driver):
         self.note_record(standing)
         self.post(p.RecordSettled(outcome=self.outcome(standing)))
 
-    async def _adopt_record(self, _action: p.AdoptRecord) -> None:
+    def _adopt_record(self, _action: p.AdoptRecord) -> Work | None:
         """Also where the swap was written and its reply lost: then the world lives here, worker or not."""
         self._arrival.found_committed()
-        if not self._adoption.under_way and self._begun().phase != "adopted":
+        if self._adoption.stands(self._begun()):
+            self._take_over(self._begun())  # in one go with what came of the commit
+            return None
+        if self._begun().phase != "adopted":
             self._adoption.check()
-        await self._adopt()
+        return self._adopt()
 
     def _attended(self) -> bool:
         return self._bound().attended or self.hello.allow_unattended
@@ -284,19 +282,23 @@ class DestinationMove(Driver):
         return records.adopt(record, self.services.claim, endpoint=self._bound().endpoint)
 
     async def _adopt(self) -> None:
-        berth = self._bound()
         async with self._ledger_turn:
             record = self._begun()
             new = self._adopted(record)
             try:
-                await self._adoption.write(record, new)
+                await self.services.ledger.swap(record, new)
             except LostRaceError:
                 await self._report_standing()
                 return
             self._record = new
-        berth.install(new, self.hello, self._arrival.dirty_rate)
-        adopted = m.Adopted(epoch=new.epoch, resume_ms=self._arrival.adopted(), endpoint=berth.endpoint)
-        self.post(p.RecordAdopted(adopted=adopted))
+        self._take_over(new)
+
+    def _take_over(self, adopted: SessionRecord) -> None:
+        """The record says `adopted`: the session lives here, and its worker hears of it."""
+        berth = self._bound()
+        berth.install(adopted, self.hello, self._arrival.dirty_rate)
+        said = m.Adopted(epoch=adopted.epoch, resume_ms=self._arrival.adopted(), endpoint=berth.endpoint)
+        self.post(p.RecordAdopted(adopted=said))
 
     def _close_record(self, _action: p.CloseRecord) -> None:
         self._closing = self._tasks.spawn(self._closed_record())

@@ -260,14 +260,20 @@ class Verified(Message, frozen=True, kw_only=True):
 
 
 class Committed(Message, frozen=True, kw_only=True):
-    """Destination → source: the record names the destination as owner."""
+    """Destination → source: the record names the destination as owner.
+
+    `commit_ms`: from verified memory to the ledger's answer. One write may have committed and adopted.
+    """
 
     epoch: Count
     commit_ms: float
 
 
 class Adopted(Message, frozen=True, kw_only=True):
-    """Destination → source: the record says `adopted` and the standby may generate."""
+    """Destination → source: the record says `adopted` and the standby may generate.
+
+    `resume_ms`: since the commit was known; includes a write only where the adoption was one of its own.
+    """
 
     epoch: Count
     resume_ms: float

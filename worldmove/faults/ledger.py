@@ -65,11 +65,22 @@ class FaultyLedger:
         """As `Ledger.get`."""
         return await self._call(session_id, lambda: self._inner.get(session_id))
 
-    async def swap(
-        self, old: SessionRecord, new: SessionRecord, *, provided: Callable[[], None] | None = None
-    ) -> None:
+    async def swap(self, old: SessionRecord, new: SessionRecord) -> None:
         """As `Ledger.swap`."""
-        await self._call(new.session_id, lambda: self._inner.swap(old, new, provided=provided))
+        await self._call(new.session_id, lambda: self._inner.swap(old, new))
+
+    async def swap_then(
+        self,
+        old: SessionRecord,
+        new: SessionRecord,
+        then: SessionRecord,
+        *,
+        provided: Callable[[], None] | None = None,
+    ) -> WorldMoveError | None:
+        """As `Ledger.swap_then`."""
+        return await self._call(
+            new.session_id, lambda: self._inner.swap_then(old, new, then, provided=provided)
+        )
 
     async def settle(
         self, session_id: str, move_id: str, before: SessionRecord | None = None

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from worldmove.errors import WorldMoveError
 from worldmove.ledger.records import Claim, NodeInfo, SessionRecord
 from worldmove.views import Receipt
 
@@ -70,12 +71,8 @@ class Ledger(Protocol):
     async def get(self, session_id: str) -> SessionRecord | None:
         """The session's record, ended ones too; `None` if the id was never registered."""
 
-    async def swap(
-        self, old: SessionRecord, new: SessionRecord, *, provided: Callable[[], None] | None = None
-    ) -> None:
+    async def swap(self, old: SessionRecord, new: SessionRecord) -> None:
         """Replaces `old` by `new` if the ledger holds exactly `old`.
-
-        Swaps that one node asks for are carried out in the order in which they are first awaited.
 
         If it already holds `new`, the call returns as if it had just written it: the repetition of a call
         whose reply was lost gives the same answer.
@@ -83,12 +80,43 @@ class Ledger(Protocol):
         Args:
             old: what has to stand.
             new: what stands then.
-            provided: called in the write's own transaction, in whatever thread that runs; what it raises is
-                raised here, and nothing is written.
 
         Raises:
             LostRaceError: it holds another record; `details["record"]` is that one, or `None`.
             ProtocolError: no transition of `rules.TRANSITIONS` leads from `old` to `new` for this node.
+        """
+
+    async def swap_then(
+        self,
+        old: SessionRecord,
+        new: SessionRecord,
+        then: SessionRecord,
+        *,
+        provided: Callable[[], None] | None = None,
+    ) -> WorldMoveError | None:
+        """Replaces `old` by `new`, and that by `then`: two swaps in one transaction with one durable write.
+
+        Both are checked as `swap` checks them, in this order. Where the first is refused, nothing is written;
+        where only the second is, the first one stands. Readers and watchers see what came of both: `old`,
+        `then`, or `new` where the second was refused. It is one change.
+
+        If the ledger already holds `then`, the call returns as if it had just written it; if it holds `new`,
+        only the second is left to do. So the repetition of a call whose reply was lost takes no step back.
+
+        Args:
+            old: what has to stand.
+            new: what is written for certain.
+            then: what takes its place at once.
+            provided: called in the write's own transaction, in whatever thread that runs, before the second
+                is checked; a `WorldMoveError` that it raises refuses the second. Any other error is raised
+                here, and nothing is written.
+
+        Returns:
+            What refused the second; `None` where `then` stands.
+
+        Raises:
+            LostRaceError: another record stands; as `swap`.
+            ProtocolError: as `swap`, of the first.
         """
 
     async def resolve(self, old: SessionRecord | None, new: SessionRecord) -> None:

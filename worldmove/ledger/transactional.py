@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TypeVar
 
-from worldmove.errors import NotFoundError
+from worldmove.errors import NotFoundError, WorldMoveError
 from worldmove.ledger import transactions
 from worldmove.ledger.base import MAX_PAGE, Change
 from worldmove.ledger.bell import Bell
@@ -72,12 +72,23 @@ class TransactionalLedger(ABC):
         check_text("session_id", session_id)
         return await self._read(lambda tables: tables.session(session_id))
 
-    async def swap(
-        self, old: SessionRecord, new: SessionRecord, *, provided: Callable[[], None] | None = None
-    ) -> None:
+    async def swap(self, old: SessionRecord, new: SessionRecord) -> None:
         """See `base.Ledger.swap`."""
-        swap = partial(transactions.swap, claim=self._claimed, old=old, new=new, provided=provided)
-        await self._write(swap)
+        await self._write(partial(transactions.swap, claim=self._claimed, old=old, new=new))
+
+    async def swap_then(
+        self,
+        old: SessionRecord,
+        new: SessionRecord,
+        then: SessionRecord,
+        *,
+        provided: Callable[[], None] | None = None,
+    ) -> WorldMoveError | None:
+        """See `base.Ledger.swap_then`."""
+        both = partial(
+            transactions.swap_then, claim=self._claimed, old=old, new=new, then=then, provided=provided
+        )
+        return await self._write(both)
 
     async def resolve(self, old: SessionRecord | None, new: SessionRecord) -> None:
         """See `base.Ledger.resolve`."""

@@ -19,6 +19,7 @@ from worldmove.errors import (
     NotFoundError,
     SessionExistsError,
     ValidationError,
+    WorldMoveError,
 )
 from worldmove.ledger.base import MAX_PAGE, Change
 from worldmove.ledger.records import (
@@ -152,24 +153,58 @@ def create(tables: Tables, claim: Claim | None, record: SessionRecord) -> Sessio
     return record
 
 
-def swap(
+def swap(tables: Tables, claim: Claim | None, old: SessionRecord, new: SessionRecord) -> None:
+    """Compare-and-swap on a whole record; see `Ledger.swap`."""
+    check_swap(old, new, check_claim(tables, claim).claim)
+    stands = tables.session(old.session_id)
+    if stands != new:
+        _need_standing(stands, old, old.session_id)
+        tables.put_session(new)
+
+
+def swap_then(
     tables: Tables,
     claim: Claim | None,
     old: SessionRecord,
     new: SessionRecord,
+    then: SessionRecord,
+    *,
     provided: Callable[[], None] | None = None,
-) -> None:
-    """Compare-and-swap on a whole record; see `Ledger.swap`."""
-    if provided is not None:
-        provided()
-    check_swap(old, new, check_claim(tables, claim).claim)
+) -> WorldMoveError | None:
+    """Two swaps, of which the second may be refused alone; see `Ledger.swap_then`.
+
+    Only the last record is written: nobody can see the one between, and each write costs statements.
+    """
+    writer = check_claim(tables, claim).claim
+    check_swap(old, new, writer)
     stands = tables.session(old.session_id)
-    if stands == new:
-        return
+    if stands == then and then not in (old, new):
+        return None
+    if stands != new:
+        _need_standing(stands, old, old.session_id)
+    refused = _refusal(new, then, writer, provided)
+    last = then if refused is None else new
+    if stands != last:
+        tables.put_session(last)
+    return refused
+
+
+def _refusal(
+    old: SessionRecord, new: SessionRecord, writer: Claim, provided: Callable[[], None] | None
+) -> WorldMoveError | None:
+    try:
+        if provided is not None:
+            provided()
+        check_swap(old, new, writer)
+    except WorldMoveError as error:
+        return error
+    return None
+
+
+def _need_standing(stands: SessionRecord | None, old: SessionRecord | None, session_id: str) -> None:
     if stands != old:
         phase = "nothing" if stands is None else f"{stands.phase} at epoch {stands.epoch}"
-        raise LostRaceError(f"session {old.session_id} is {phase} by now", record=stands)
-    tables.put_session(new)
+        raise LostRaceError(f"session {session_id} is {phase} by now", record=stands)
 
 
 def settle(
@@ -200,12 +235,9 @@ def resolve(tables: Tables, claim: Claim | None, old: SessionRecord | None, new:
     """An operator's decision, by compare-and-swap as well; see `Ledger.resolve`."""
     check_resolve(old, new, check_claim(tables, claim).claim)
     stands = tables.session(new.session_id)
-    if stands == new:
-        return
-    if stands != old:
-        phase = "nothing" if stands is None else f"{stands.phase} at epoch {stands.epoch}"
-        raise LostRaceError(f"session {new.session_id} is {phase} by now", record=stands)
-    tables.put_session(new)
+    if stands != new:
+        _need_standing(stands, old, new.session_id)
+        tables.put_session(new)
 
 
 def reserve_key(tables: Tables, claim: Claim | None, key: str, wanted: Key) -> str | None:
