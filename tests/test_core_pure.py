@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldmove.delta import batches
+from worldmove.delta import batches, long_batches
 from worldmove.gate import MIN_BATCH
 from worldmove.manifest import MAX_LEAF, LeafMap, Region, Span
 from worldmove.pacing import Duty
@@ -45,13 +46,16 @@ def covered(spans: list[Span]) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-@given(sessions(), st.data(), st.integers(1, 3 * 1024 * KIB))
-def test_batches_cover_exactly_what_was_asked(leaf_map: LeafMap, data: st.DataObject, limit: int) -> None:
+@pytest.mark.parametrize("cutter", [batches, long_batches])
+@given(leaf_map=sessions(), data=st.data(), limit=st.integers(1, 3 * 1024 * KIB))
+def test_batches_cover_exactly_what_was_asked(
+    cutter: Callable[..., Iterator[list[Span]]], leaf_map: LeafMap, data: st.DataObject, limit: int
+) -> None:
     count = leaf_map.count
     wanted = data.draw(st.lists(st.integers(0, max(count - 1, 0)), unique=True, max_size=60))
     leaves = np.array(sorted(wanted) if count else [], dtype=np.int64)
     spans = leaf_map.runs(leaves)
-    cut = list(batches(iter(spans), leaf_map, limit))
+    cut = list(cutter(iter(spans), leaf_map, limit))
     pieces = [span for batch in cut for span in batch]
     assert covered(pieces) == covered(spans)
     assert pieces == sorted(pieces)
@@ -108,10 +112,25 @@ def test_the_size_of_each_batch_may_be_another() -> None:
     assert [sum(span.length for span in batch) // KIB for batch in cut] == [64, 128, 512, 320]
 
 
+def test_long_batches_leave_no_tails_of_regions_that_fit_one() -> None:
+    """60 regions of a little less than 96 MiB in batches of 256: two to a batch, and none is cut."""
+    size = 100_638_720
+    leaf_map = LeafMap(tuple(Region(f"r{number}", "uint8", (size,)) for number in range(60)))
+    cut = list(long_batches(leaf_map.whole(), leaf_map, 256 << 20))
+    assert [[span.length for span in batch] for batch in cut] == [[size, size]] * 30
+
+
+def test_what_is_longer_than_a_batch_is_cut_evenly() -> None:
+    leaf_map = LeafMap((Region("a", "uint8", (10 * KIB,)), Region("k", "uint8", (5 * 64 * KIB,))))
+    cut = list(long_batches(leaf_map.whole(), leaf_map, 256 * KIB))
+    assert [[span.length // KIB for span in batch] for batch in cut] == [[10, 192], [128]]
+
+
 def test_nothing_makes_no_batch() -> None:
     assert list(batches([], LeafMap(()), 5)) == []
     empty = LeafMap((Region("zero", "uint8", (0,)),))
     assert list(batches(empty.spans(0, 0), empty, 5)) == []
+    assert list(long_batches(empty.whole(), empty, 5)) == []
 
 
 def test_a_gates_smallest_batch_holds_every_leaf() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from worldmove.bench.gpu_actor import BLOCKS, CODE, POISON, THREADS
 from worldmove.cuda.memory import Device
-from worldmove.delta import batches
+from worldmove.delta import long_batches
 from worldmove.directing import BATCH_BYTES, WIDTH
 from worldmove.manifest import LeafMap, Region, Span
 from worldmove.transport.account import lines
@@ -173,7 +173,7 @@ class Sweep:
                 free.release()
 
         pulls = []
-        for batch in batches(self._leaf_map.whole(), self._leaf_map, BATCH_BYTES):
+        for batch in long_batches(self._leaf_map.whole(), self._leaf_map, BATCH_BYTES):
             await free.acquire()
             pulls.append(asyncio.ensure_future(pull(batch)))
         await asyncio.gather(*pulls)

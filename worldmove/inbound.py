@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -159,10 +159,7 @@ class Inbound:
                 self._armed = self._landing.arm(plan, self._landing.sign, self._note_landed)
         elif isinstance(self._path, DirectPath):
             leaf_map = self._reader.memory.leaf_map
-            plans = [
-                self._reader.plan_read(self._own, batch)
-                for batch in delta.batches(leaf_map.whole(), leaf_map, self._path.batch_bytes)
-            ]
+            plans = [self._reader.plan_read(self._own, batch) for batch in self._batches(leaf_map.whole())]
             await each([self._reader.prepare(plan) for plan in plans])
 
     def start_round(self, number: int, *, final: bool) -> None:
@@ -348,9 +345,13 @@ class Inbound:
         self._count.started = min(self._count.started, armed.began or self._count.started)
         self._count.asked_at = self._count.started
 
-    async def _bring(self, spans: Sequence[Span]) -> None:
+    def _batches(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
         # Asked for each batch: a gate finds out while bytes come how many may be under way.
-        for batch in delta.batches(spans, self._reader.memory.leaf_map, lambda: self._path.batch_bytes):
+        cut = delta.long_batches if isinstance(self._path, DirectPath) else delta.batches
+        return cut(spans, self._reader.memory.leaf_map, lambda: self._path.batch_bytes)
+
+    async def _bring(self, spans: Sequence[Span]) -> None:
+        for batch in self._batches(spans):
             await self._unread.acquire()
             await self._slots.acquire()
             while (delay := self._duty.delay(time.monotonic())) > 0:  # noqa: ASYNC110 - only time passes
