@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from worldmove.demo.screen import Screen
-from worldmove.faults.points import Fault, every_fault
+from worldmove.faults.points import LINGERING, Fault, every_fault
 from worldmove.soak.plan import LEADS, Step
 from worldmove.soak.report import Done
 from worldmove.soak.trial import Options, Trial
@@ -20,7 +20,10 @@ from worldmove.soak.trial import Options, Trial
 AFTER = ("committed", "reclaiming", "adopted", "released")
 RARE = ("settling", "reclaiming", "aborted")
 """Phases that need another fault first, and may be passed over even then."""
-REFUSED = ("garble", "lie-session", "lie-token", "lie-state", "steal-token", "lie-version", "lane-over-once")
+REFUSED = (
+    *("garble", "lie-session", "lie-token", "lie-state", "steal-token", "lie-version"),
+    *("lane-over-once", "lane-unasked-once"),
+)
 """What a source may not be believed before the commit: nothing is installed then."""
 
 
@@ -43,7 +46,8 @@ def chosen() -> list[Fault]:
             asked.add(pair)
             taken.add(point)
             found.append(fault)
-    return sorted(found)
+    # What may have later moves refused comes after all others.
+    return sorted(found, key=lambda one: (one.what in LINGERING, one))
 
 
 class Play:

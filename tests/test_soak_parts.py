@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from worldmove.faults.points import every_fault, parse
+from worldmove.faults.points import LINGERING, every_fault, parse
 from worldmove.soak import report
 from worldmove.soak.plan import LEADS, Step, steps
 from worldmove.soak.story import Story
@@ -31,7 +31,10 @@ def test_half_of_the_moves_are_good_and_no_fault_is_left_out() -> None:
     moves = plan(7, 1200)
     faults = [move.fault for move in moves if move.fault]
     assert 500 < len(faults) < 700
-    assert set(faults) == {fault.name for fault in every_fault()}
+    assert set(faults) == {fault.name for fault in every_fault() if fault.what not in LINGERING}
+    for what in LINGERING:
+        dealt = {step.fault for step in itertools.islice(steps(7, 3, 2, only=[what]), 50)} - {""}
+        assert dealt == {fault.name for fault in every_fault() if fault.what == what}
     assert {move.world for move in moves} == {0, 1}
     assert {move.hop for move in moves} == {1, 2}
 

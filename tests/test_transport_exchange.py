@@ -200,6 +200,30 @@ async def test_a_stalled_source_is_found_although_it_beats() -> None:
     await pair.fates()
 
 
+async def test_a_source_may_come_late_with_every_message_as_far_as_its_lane_can_tell() -> None:
+    """What a grant may take is the gate's affair: it counts from the grant, not from the last message."""
+    pair = Pair()
+    destination = await pair.start(("lane-drip",))
+    begun = asyncio.get_running_loop().time()
+    assert await destination.pull(everything()) == sum(SIZES)
+    assert asyncio.get_running_loop().time() - begun > STALL
+    assert pair.landed == pair.noise
+    await destination.close(1.0)
+    assert await pair.fates() == [None, None]
+
+
+async def test_bytes_that_nobody_pulled_are_named_also_to_whoever_pulls_after_them() -> None:
+    pair = Pair()
+    destination = await pair.start(("lane-unasked-once",))
+    reason = "a chunk of 4096 bytes came where|4096 bytes came that nobody pulled"
+    with pytest.raises(FramingError, match=reason):
+        await destination.pull(everything())
+    with pytest.raises(FramingError, match=reason):
+        destination.pull(everything())
+    pair.connections[0].abort()
+    await pair.fates()
+
+
 async def test_beats_keep_a_silent_pair_alive() -> None:
     pair = Pair()
     destination = await pair.start()

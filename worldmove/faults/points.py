@@ -87,7 +87,11 @@ WHATS: dict[str, What] = {
     "lane-short-once": What(Kind.LANE, "the first chunk is shorter than what was asked for"),
     "lane-over-once": What(Kind.LANE, "the first chunk is longer than what was asked for"),
     "lane-stall": What(Kind.LANE, "nothing is sent after the first chunk"),
+    "lane-unasked-once": What(Kind.LANE, "bytes that nobody pulled follow the first chunk"),
+    "lane-drip": What(Kind.LANE, "chunks come late, though soon enough for the lane's own deadline"),
 }
+LINGERING = ("lane-drip",)
+"""After these the destination may find the path slow, and refuse moves for a while: no deck has them."""
 
 _S: Role = "source"
 _D: Role = "destination"

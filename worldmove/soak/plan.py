@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from worldmove.faults.points import every_fault
+from worldmove.faults.points import LINGERING, WHATS, every_fault
 from worldmove.views import PathChoice
 
 GOOD_SHARE = 0.5
@@ -69,7 +69,8 @@ def steps(seed: int, nodes: int, worlds: int, only: Collection[str] = ()) -> Ite
         worlds: how many.
         only: what may go wrong, as the last part of faults' names says; everything, without it.
     """
-    faults = [one.name for one in every_fault() if not only or one.what in only]
+    wanted = only or WHATS.keys() - LINGERING
+    faults = [one.name for one in every_fault() if one.what in wanted]
     chance = random.Random(seed)  # noqa: S311 - it is to be repeated, not to be secret
     deck: list[str] = []
     number = 0

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from worldmove.errors import DeviceError, FramingError
 from worldmove.transport.base import Buffer, Connection, DeviceBytes, Incoming
 from worldmove.transport.device import DeviceTable, LaneGpu
-from worldmove.transport.exchange import Puller, Pulling, Server
+from worldmove.transport.exchange import Puller, Server
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import Spans
 from worldmove.transport.packing import SLOT_BYTES, Gauge, Shape, pack
+from worldmove.transport.pulling import Pulling
 from worldmove.transport.slots import Load
 
 

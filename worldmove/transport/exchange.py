@@ -12,7 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
 from worldmove.kernels.leaf_digest import DIGEST_BYTES, digest_leaves, leaf_count
@@ -23,6 +23,7 @@ from worldmove.transport.base import Buffer, Connection, Incoming, on_host
 from worldmove.transport.bounces import Bounces
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import DEPTH, Chunk, Kind, Spans
+from worldmove.transport.pulling import Pulling, Sized
 from worldmove.transport.table import RegionTable, Sizes
 
 BEATS = 5
@@ -53,6 +54,7 @@ class Exchange:
         self._sent = self._received = 1
         self._spoken = self._heard = self._moved = self._loop.time()
         self._ended = False
+        self._violated: FramingError | None = None
         self.account = Account()
 
     def follow(self, sent: int, received: int) -> None:
@@ -75,6 +77,7 @@ class Exchange:
             if self._ended:
                 return
             if isinstance(error, FramingError):
+                self._violated = error
                 await self._complain(str(error))
             raise
         finally:
@@ -174,7 +177,7 @@ class Server(Exchange):
     async def _turn(self) -> None:
         """Returns when the next message may be sent."""
         await self._slots.acquire()
-        await self._faults.pause()
+        await self._faults.pause(self._stall)
 
     def _ship(self, data: Buffer, done: Callable[[], None]) -> None:
         """Sends one message, after `_turn`; `done` is called when its memory may be changed again."""
@@ -189,6 +192,8 @@ class Server(Exchange):
             done()
 
         self._send(Kind.DATA, self._damaged(data)).add_done_callback(shipped)
+        if unasked := self._faults.unasked():
+            self._send(Kind.DATA, memoryview(unasked))
 
     def _damaged(self, data: Buffer) -> Buffer:
         """The message as it is to be sent: other than it should be only in tests."""
@@ -227,31 +232,11 @@ class Source(Server):
                     self._ship(self._memory.view(chunk.pieces[0]), _nothing)
                 else:
                     bounce = await self._bounces.take()
-                    data = self._memory.gather(chunk, bounce)
-                    self._ship(data, partial(self._bounces.give, bounce))
+                    self._ship(self._memory.gather(chunk, bounce), partial(self._bounces.give, bounce))
 
 
 def _nothing() -> None:
     """What is due after a message whose memory is nobody's to reuse."""
-
-
-class Pulling:
-    """One pull under way: completes when its last byte has landed."""
-
-    def __init__(self, nbytes: int, chunks: int) -> None:
-        self.nbytes = nbytes
-        self.left = chunks
-        self.over = asyncio.Event()
-        self.landed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.landed.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-class Sized(Protocol):
-    """What travels as one message."""
-
-    @property
-    def nbytes(self) -> int:
-        """Its length."""
 
 
 Part = TypeVar("Part", bound=Sized)
@@ -279,6 +264,8 @@ class Puller(Exchange, Generic[Part]):
 
     def _ask(self, spans: Spans) -> Pulling:
         self._table.check(spans)
+        if self._violated is not None:  # and not that the connection is closed: that is only what came of it
+            raise self._violated
         if len(self._open) >= framing.MAX_PULLS:
             raise FramingError(f"more than {framing.MAX_PULLS} pulls at once")
         if self._ended:

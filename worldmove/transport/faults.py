@@ -15,10 +15,16 @@ FLIP_ALWAYS = "lane-flip-always"
 SHORT_ONCE = "lane-short-once"
 OVER_ONCE = "lane-over-once"
 STALL = "lane-stall"
+UNASKED_ONCE = "lane-unasked-once"
+DRIP = "lane-drip"
 RING_FLIP_ONCE = "ring-flip-once"
-ALL = (FLIP_ONCE, FLIP_ALWAYS, SHORT_ONCE, OVER_ONCE, STALL, RING_FLIP_ONCE)
+ALL = (FLIP_ONCE, FLIP_ALWAYS, SHORT_ONCE, OVER_ONCE, STALL, UNASKED_ONCE, DRIP, RING_FLIP_ONCE)
 PREFIXES = ("lane-", "ring-")
 """What these names, and no others, begin with."""
+UNASKED = bytes(4096)
+"""What is sent that nobody asked for: no length that a pull of whole leaves is cut into."""
+DRIP_SHARE = 0.5
+"""Of the stall deadline, between two chunks: never so long that the lane's own watch notices anything."""
 ARM = "arm"
 """Does nothing by itself; a lease may then bring a fault of its own."""
 
@@ -41,8 +47,10 @@ class Faults:
 
     `lane-flip-once` flips the middle byte of the process's first chunk, `lane-flip-always` that of
     every chunk; `lane-short-once` drops the last byte of the first chunk, `lane-over-once` adds one;
-    `lane-stall` sends nothing after the first chunk, while beats go on. `ring-flip-once` flips a byte of the
-    first slot that is filled, at whichever side.
+    `lane-stall` sends nothing after the first chunk, while beats go on; `lane-unasked-once` has bytes
+    follow the first chunk that nobody pulled; `lane-drip` sends each chunk just soon enough for the lane's
+    own watch, so that pulls of several chunks take many times as long as their grants may. `ring-flip-once`
+    flips a byte of the first slot that is filled, at whichever side.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
@@ -54,10 +62,16 @@ class Faults:
         """What befalls one lease: the fault that it brought, if faults are allowed, else these."""
         return Faults([fault]) if fault and self._names else self
 
-    async def pause(self) -> None:
-        """Returns when the next chunk may be sent, which may be never."""
+    async def pause(self, stall_s: float) -> None:
+        """Returns when the next chunk may be sent, which may be never; `stall_s`: of the lane, in seconds."""
         if STALL in self._names and self._sent:
             await asyncio.get_running_loop().create_future()
+        if DRIP in self._names:
+            await asyncio.sleep(DRIP_SHARE * stall_s)
+
+    def unasked(self) -> bytes:
+        """What follows the chunk that was just sent, though nobody pulled it; mostly nothing (empty)."""
+        return UNASKED if UNASKED_ONCE in self._names and self._sent == 1 else b""
 
     def wound(self) -> str:
         """What is done to the next chunk: `flip` a byte, one `short`, one `over`, or nothing (empty)."""

@@ -13,9 +13,10 @@ from typing import Any
 from worldmove.errors import FramingError
 from worldmove.transport import framing
 from worldmove.transport.base import Connection, Incoming
-from worldmove.transport.exchange import ChunkPuller, Pulling, Server
+from worldmove.transport.exchange import ChunkPuller, Server
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import Chunk, Spans
+from worldmove.transport.pulling import Pulling
 from worldmove.transport.slots import Load, Rows, SlotTable, loads
 
 Stage = Callable[[int, Rows], asyncio.Future[None]]
