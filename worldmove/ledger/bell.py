@@ -51,7 +51,7 @@ class Bell:
 
 
 class FileBell:
-    """Rings a `Bell` whenever any process has called `pull` on the same file.
+    """Rings a `Bell` whenever any process has called `pull` on the same file, from `listen` on.
 
     `pull` sets the file's times, and inotify (man 7 inotify, IN_ATTRIB) reports it; so a pull costs
     microseconds, and waiting for one costs nothing. Watching the store's own writes would not do: they are
@@ -62,8 +62,16 @@ class FileBell:
     def __init__(self, path: str, bell: Bell) -> None:
         self._path = path
         self._bell = bell
-        self._fd = _inotify(path)
-        bell.patience = _POLL_S if self._fd is None else _SAFETY_S
+        self._fd: int | None = None
+        self._listens = False
+
+    def listen(self) -> None:
+        """Hears of every pull from now on: before, each would wake a process where nobody waits for one."""
+        if self._listens:
+            return
+        self._listens = True
+        self._fd = _inotify(self._path)
+        self._bell.patience = _POLL_S if self._fd is None else _SAFETY_S
         if self._fd is not None:
             asyncio.get_running_loop().add_reader(self._fd, self._heard)
 
@@ -80,6 +88,7 @@ class FileBell:
 
     def close(self) -> None:
         """Stops listening and closes the bell."""
+        self._listens = True
         if self._fd is not None:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)

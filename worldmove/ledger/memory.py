@@ -114,6 +114,9 @@ class MemoryLedger(TransactionalLedger):
             raise LedgerError("the ledger is closed", cause="closed")
         return look(self._store)
 
+    def _listen(self) -> None:
+        """Nothing to do: the store rings."""
+
     async def warm(self, session_id: str) -> None:
         """See `base.Ledger.warm`: all is at hand."""
 

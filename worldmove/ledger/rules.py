@@ -127,10 +127,10 @@ def check_swap(old: SessionRecord, new: SessionRecord, by: Claim) -> Transition:
             f"incarnation {by.incarnation} of {by.name} may not {transition.name} {old.session_id}",
             history=history,
         )
-    expected, proposed = asdict(transition.build(old, new, by)), asdict(new)
-    wrong = sorted(field for field, value in expected.items() if value != proposed[field])
-    wrong += [field for field in ("block", "revision") if proposed[field] < getattr(old, field)]
-    if wrong:
+    expected = transition.build(old, new, by)
+    if expected != new or new.block < old.block or new.revision < old.revision:
+        wrong = sorted(field for field, value in asdict(expected).items() if value != getattr(new, field))
+        wrong += [field for field in ("block", "revision") if getattr(new, field) < getattr(old, field)]
         raise ProtocolError(
             f"{transition.name} of {old.session_id} may not set {', '.join(wrong)} so",
             history=history,

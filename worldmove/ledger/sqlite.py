@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TypeVar
 
 from worldmove.errors import LedgerError
@@ -28,38 +29,65 @@ _LOG_PAGES = 4096
 
 
 class _Thread:
-    """Runs jobs on one connection in one thread, in order."""
+    """Runs jobs on one connection in one thread, in order.
+
+    Worlds stand while a commit is on its way here and back. So there is no executor in between, whose
+    futures of two kinds take the loop several turns to pass an answer on.
+    """
 
     def __init__(self, file: SqliteFile, name: str) -> None:
         self.file = file
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
 
-    async def run(self, job: Callable[[], T]) -> T:
-        """The job's result; a cancelled caller leaves the job running."""
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            with contextlib.suppress(Exception):  # whoever wants to hear of it uses `run`
+                job()
 
-        def attempt() -> tuple[T | None, BaseException | None]:
+    async def run(self, job: Callable[[], T], afterwards: Callable[[], None] | None = None) -> T:
+        """The job's result; a cancelled caller leaves the job running.
+
+        `afterwards` is called in the thread when a job that has raised nothing was answered.
+        """
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+
+        def attempt() -> None:
+            # The error travels as a value: nobody may be left to take it from the future.
+            answer: tuple[T | None, BaseException | None]
             try:
-                return job(), None
+                answer = job(), None
             except BaseException as error:  # noqa: BLE001 - carried over to the caller
-                return None, error
+                answer = None, error
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(_answer, answered, answer)
+            if answer[1] is None and afterwards is not None:
+                afterwards()
 
-        # The error travels as a value: nobody may be left to take it from the future.
-        future = asyncio.get_running_loop().run_in_executor(self._executor, attempt)
-        result, error = await asyncio.shield(future)
+        self._jobs.put(attempt)
+        result, error = await answered
         if error is not None:
             raise error
         return result  # type: ignore[return-value]  # set wherever error isn't
 
     def submit(self, job: Callable[[], object]) -> None:
         """Runs a job that nobody waits for."""
-        self._executor.submit(job)
+        self._jobs.put(job)
 
     async def close(self) -> None:
         """Finishes what is queued, closes the connection, ends the thread."""
         try:
             await self.run(self.file.close)
         finally:
-            self._executor.shutdown(wait=True)
+            self._jobs.put(None)
+            self._thread.join()
+
+
+def _answer(answered: asyncio.Future[T], answer: T) -> None:
+    if not answered.done():  # the caller was cancelled
+        answered.set_result(answer)
 
 
 class SqliteLedger(TransactionalLedger):
@@ -96,16 +124,26 @@ class SqliteLedger(TransactionalLedger):
 
     async def _write(self, change: Callable[[Tables], T]) -> T:
         self._check_open()
+        told = False
 
         def job() -> T:
+            nonlocal told
             with self._writer.file.transaction(write=True) as tables:
                 result = change(tables)
-            if tables.told and self._ringer is not None:
-                self._ringer.pull()
-            self._count_commit()
+            told = tables.told
             return result
 
-        return await self._writer.run(job)
+        def ring() -> None:
+            if told and self._ringer is not None:
+                self._ringer.pull()
+            self._count_commit()
+
+        # The writer hears of it before the watchers do: a world may stand until then.
+        return await self._writer.run(job, afterwards=ring)
+
+    def _listen(self) -> None:
+        if self._ringer is not None:
+            self._ringer.listen()
 
     async def _read(self, look: Callable[[Tables], T]) -> T:
         self._check_open()

@@ -50,10 +50,10 @@ class SqliteTables:
     def _all(self, statement: str, *values: Any) -> list[Any]:
         return self._connection.execute(statement, values).fetchall()
 
-    def _next(self) -> int:
+    def _count(self) -> None:
+        """One more change, whose number is the latest from now on."""
         self.told = True
         self._connection.execute("UPDATE meta SET seq = seq + 1")
-        return self.position()
 
     def position(self) -> int:
         """Sequence number of the latest change."""
@@ -72,8 +72,11 @@ class SqliteTables:
         """Writes a node; an untold write needs one that stands."""
         value = msgspec.json.encode(node)
         if tell:
-            statement = "INSERT OR REPLACE INTO nodes (name, seq, value) VALUES (?, ?, ?)"
-            self._connection.execute(statement, (node.name, self._next(), value))
+            self._count()
+            self._connection.execute(
+                "INSERT OR REPLACE INTO nodes (name, seq, value) VALUES (?, (SELECT seq FROM meta), ?)",
+                (node.name, value),
+            )
         else:
             self._connection.execute("UPDATE nodes SET value = ? WHERE name = ?", (value, node.name))
 
@@ -90,9 +93,12 @@ class SqliteTables:
 
     def put_session(self, record: SessionRecord) -> None:
         """Writes a session."""
-        row = (record.session_id, self._next(), record.phase == "ended", msgspec.json.encode(record))
+        self._count()
+        row = (record.session_id, record.phase == "ended", msgspec.json.encode(record))
         self._connection.execute(
-            "INSERT OR REPLACE INTO sessions (id, seq, ended, value) VALUES (?, ?, ?, ?)", row
+            "INSERT OR REPLACE INTO sessions (id, seq, ended, value)"
+            " VALUES (?, (SELECT seq FROM meta), ?, ?)",
+            row,
         )
 
     def changes(self, after: int, limit: int) -> list[Change]:

@@ -36,6 +36,10 @@ class TransactionalLedger(ABC):
         """Runs `look` in one transaction that sees a consistent state."""
 
     @abstractmethod
+    def _listen(self) -> None:
+        """The bell is needed from now on."""
+
+    @abstractmethod
     async def close(self) -> None:
         """See `base.Ledger.close`."""
 
@@ -150,6 +154,7 @@ class TransactionalLedger(ABC):
 
     async def watch(self, after: int = 0) -> AsyncGenerator[Change, None]:
         """See `base.Ledger.watch`."""
+        self._listen()
         while not self._bell.closed:
             rings = self._bell.rings  # taken before the look, so that nothing slips in between
             changes = await self._changes(after)
