@@ -70,8 +70,12 @@ async def test_what_goes_wrong_with_lanes_and_rings_harms_no_world(tmp_path: Pat
         shuttle(nodes, 0, programs("odd")) as way,
     ):
         assert len((await moved(way)).damaged) == 1
-        for number, fault in enumerate(("source.finishing.lane-kill", "destination.finishing.lane-stop")):
-            folder = run_dir(nodes[1 - number])
+        for fault, node in (
+            ("source.pausing.lane-kill", nodes[1]),  # it waits for the world to stand
+            ("source.finishing.lane-kill", nodes[1]),
+            ("destination.finishing.lane-stop", nodes[0]),
+        ):
+            folder = run_dir(node)
             await order(folder, arm=fault)
             with pytest.raises(MoveAbortedError):
                 await moved(way)

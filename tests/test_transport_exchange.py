@@ -15,8 +15,8 @@ from tests.transport_kit import join
 from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
 from worldmove.manifest import Span
 from worldmove.transport import framing
-from worldmove.transport.base import Connection
-from worldmove.transport.exchange import Destination, Source, take
+from worldmove.transport.base import Connection, take
+from worldmove.transport.exchange import Destination, Source
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import CHUNK, Kind
 from worldmove.transport.handshake import examine, introduce, welcome

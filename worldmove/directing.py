@@ -7,18 +7,24 @@ lane lands them. What lies on the host, or goes from one GPU to several, is left
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from worldmove import messages as m
 from worldmove.config import Settings
 from worldmove.errors import SlowPathError, ValidationError, WorldMoveError
+from worldmove.executor.messages import Stop
 from worldmove.gate import Pass
 from worldmove.hosting.memory import Holding
 from worldmove.manifest import Manifest, Span
 from worldmove.offering import OnLost
+from worldmove.page.control import RankState
+from worldmove.page.looking import stop_words
 from worldmove.paths import StagedPath
 from worldmove.tasks import each
+from worldmove.transport import lane_messages as said
+from worldmove.transport.framing import UNSEEN
 from worldmove.transport.lane_messages import Wish
 from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
 
@@ -133,15 +139,24 @@ class DirectPath(StagedPath):
         lanes: connected. of_region: which of them brings each region.
         gate: see `StagedPath`.
         gbps: what the slowest of them brought when it was opened.
+
+    Attributes:
+        ahead: whether bytes may be asked for before the world stands; they come under no grant.
+        began: when a lane heard that the world stands; monotonic seconds.
     """
 
     name = "direct"
+    ahead = False
 
     def __init__(self, lanes: Sequence[Lane], of_region: Mapping[int, Lane], gate: Pass, gbps: float) -> None:
         super().__init__(lanes, gate)
         self._of_region = dict(of_region)
         self.gbps, self.rate = gbps, gbps * 1.25e8
         self.width = WIDTH * len(lanes)
+        self.began: float | None = None
+        self._seen: set[int] = set()
+        for lane in lanes:
+            lane.on_stood = self._on_stood
 
     @property
     def batch_bytes(self) -> int:
@@ -150,15 +165,41 @@ class DirectPath(StagedPath):
 
     async def pull(self, spans: Sequence[Span], *, urgent: bool) -> None:  # noqa: ARG002 - see `stand`
         """Brings the spans, each over the lane of its region."""
+        async with self._gate.grant(sum(span.length for span in spans)):
+            await self._pulled(spans, ahead=False)
+
+    async def pull_ahead(self, spans: Sequence[Span]) -> None:
+        """Asks for spans of a world that will stand: the source's lanes send them as soon as it does.
+
+        A grant would be out all the while; what is asked for ahead is no more than the rings hold.
+        """
+        await self._pulled(spans, ahead=True)
+
+    async def _pulled(self, spans: Sequence[Span], *, ahead: bool) -> None:
         groups: defaultdict[Lane, list[Span]] = defaultdict(list)
         for span in spans:
             groups[self._of_region[span.region]].append(span)
-        async with self._gate.grant(sum(span.length for span in spans)):
-            await each([_pull(lane, some) for lane, some in groups.items()])
+        await each([_pull(lane, some, ahead=ahead) for lane, some in groups.items()])
+
+    def go(self) -> None:
+        """The world stands, the source's node says so: what was asked for ahead is due."""
+        for lane in self._lanes:
+            lane.tell(said.Go())
+
+    async def ended(self) -> None:
+        """Nothing begins by itself here: whoever has asked waits for it."""
+
+    async def stood_at(self, block: int) -> bool:
+        """Whether every lane that saw the world stand by itself saw it at this block."""
+        return self._seen <= {block, UNSEEN}
+
+    def _on_stood(self, block: int) -> None:
+        self.began = self.began or time.monotonic()
+        self._seen.add(block)
 
 
-async def _pull(lane: Lane, spans: Sequence[Span]) -> None:
-    await lane.pull(spans)
+async def _pull(lane: Lane, spans: Sequence[Span], *, ahead: bool) -> None:
+    await lane.pull(spans, ahead=ahead)
 
 
 class DirectServing:
@@ -171,6 +212,32 @@ class DirectServing:
     def __init__(self, lanes: DirectLanes) -> None:
         self._pools = lanes
         self.lanes: list[Lane] = []
+        self._held = False
+        self._page: int | None = None
+        self._begun: list[asyncio.Future[None]] = []
+
+    def hold(self, page: int | None) -> None:
+        """Before `begin`: nothing is read before the world stands, as `page` shows, or `go` says."""
+        self._held, self._page = True, page
+
+    def look(self) -> None:
+        """The world is asked to stop: lanes that have a page look at it from now on."""
+        if self._page is not None:
+            self._tell(said.Look())
+
+    def go(self) -> None:
+        """The world stands."""
+        if self._held:
+            self._tell(said.Go())
+
+    def _tell(self, command: said.Look | said.Go) -> None:
+        for lane in tuple(self.lanes):
+            lane.tell(command)
+
+    async def begun(self, seconds: float) -> None:
+        """Returns when held lanes have their first messages on their way, or `seconds` later."""
+        if self._begun:
+            await asyncio.wait(self._begun, timeout=seconds)
 
     async def begin(
         self, move_id: str, memory: Holding, host: str, on_lost: OnLost, spare: tuple[m.LaneOffer, ...]
@@ -211,9 +278,25 @@ class DirectServing:
             self.lanes.append(lane)
             lane.lost.add_done_callback(on_lost)
             token = mint_token()
-            await lane.serve(token)
+            if self._held:
+                await self._hold(lane)
+            await lane.serve(token, held=self._held)
             offers.append(m.LaneOffer(host, lane.port, token, device))
         return tuple(offers)
+
+    async def _hold(self, lane: Lane) -> None:
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._begun.append(begun)
+
+        def stood(_block: int) -> None:
+            if not begun.done():
+                begun.set_result(None)
+
+        lane.on_stood = stood
+        if self._page is not None:
+            words = stop_words(self._page)
+            stop = Stop(0, words.pause_at, words.ranks, RankState.STOPPED)
+            await lane.watch(self._page, words.nbytes, stop)
 
     async def end(self) -> None:
         """Ends the lanes' processes; returns when nothing of them reads memory any more."""

@@ -126,7 +126,7 @@ class Inbound:
         self._theirs: LeafTable
         self._rearranger: Rearranger
         self._everything: Plan | None = None
-        self._armed: Armed | None = None
+        self._armed: Armed | DirectPath | None = None
         self._fresh = False
         self._hashing: asyncio.Task[None] | None = None
         self._digests: list[bytes] | None = None
@@ -161,12 +161,18 @@ class Inbound:
             leaf_map = self._reader.memory.leaf_map
             plans = [self._reader.plan_read(self._own, batch) for batch in self._batches(leaf_map.whole())]
             await each([self._reader.prepare(plan) for plan in plans])
+            if arm and self._path.ahead:
+                self._armed = self._path
+                self._tasks.spawn(self._bring(leaf_map.whole(), ahead=True))
 
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
         share = 1.0 if final else self._live_share
         self._duty = Duty(share)
-        self._count = RoundCount(number, final=final, started=time.monotonic(), share=share)
+        landed_at = self._count.landed_at if self._armed is not None else None  # before this word of it came
+        self._count = RoundCount(
+            number, final=final, started=time.monotonic(), share=share, landed_at=landed_at
+        )
         self._digests = None
         self._foreseen = None
         self._equal = self._fresh = False
@@ -340,7 +346,7 @@ class Inbound:
         """Leaves that were read back in this round are compared with what the source says of them."""
         self._proven[first : first + count] = self._own.differing(self._theirs, first, count).size == 0
 
-    async def _arrived(self, armed: Armed) -> None:
+    async def _arrived(self, armed: Armed | DirectPath) -> None:
         await armed.ended()
         self._count.started = min(self._count.started, armed.began or self._count.started)
         self._count.asked_at = self._count.started
@@ -350,21 +356,23 @@ class Inbound:
         cut = delta.long_batches if isinstance(self._path, DirectPath) else delta.batches
         return cut(spans, self._reader.memory.leaf_map, lambda: self._path.batch_bytes)
 
-    async def _bring(self, spans: Sequence[Span]) -> None:
-        for batch in self._batches(spans):
+    async def _bring(self, spans: Sequence[Span], *, ahead: bool = False) -> None:
+        for number, batch in enumerate(self._batches(spans)):
             await self._unread.acquire()
             await self._slots.acquire()
             while (delay := self._duty.delay(time.monotonic())) > 0:  # noqa: ASYNC110 - only time passes
                 await asyncio.sleep(delay)
             self._duty.begin(time.monotonic())
-            self._tasks.spawn(self._bring_batch(batch))
+            self._tasks.spawn(self._bring_batch(batch, ahead=ahead and number < self._path.width))
 
-    async def _bring_batch(self, batch: Sequence[Span]) -> None:
+    async def _bring_batch(self, batch: Sequence[Span], *, ahead: bool) -> None:
         try:
-            final = self._count.final
+            final = self._count.final or self._armed is not None
             try:
                 if self._landing is not None:
                     await self._landing.land(batch, self._own, urgent=final)
+                elif ahead and isinstance(self._path, DirectPath):
+                    await self._path.pull_ahead(batch)
                 else:
                     await self._path.pull(batch, urgent=final)
             finally:

@@ -91,6 +91,9 @@ class Opening:
             rates.failed(peer, time.monotonic())
             raise
         rates.note(peer, path.gbps)
+        path.ahead = (
+            services.intake.fabric is not services.intake.gate
+        )  # a line that is shared grants all of it
         return path
 
     async def local(self, target: Reader) -> Path:

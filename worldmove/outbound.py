@@ -25,6 +25,9 @@ from worldmove.page.looking import open_to_look
 from worldmove.reading import OnRead, Plan, Reader
 from worldmove.staging import Stage, needs_ring
 
+LANES_FIRST_S = 0.005
+"""So long the digests of a world that stands let direct lanes go first, whose bytes take longer anyway."""
+
 
 class Outbound:
     """The memory of one session that moves away.
@@ -82,21 +85,29 @@ class Outbound:
             return descriptors_of(self._holding, str(door.path), self._token, page=bool(page))
         if action.path == "direct":
             spare = await self._serve(action.lanes) if action.lanes else ()
+            if not self._hello.live:
+                self._direct.hold(self._page())
             move_id, host = self._hello.move_id, self._host()
             return await self._direct.begin(move_id, self._holding, host, self._on_direct_lost, spare)
         return m.Begin(lanes=await self._serve(action.lanes))
 
     async def _arm(self, plan: Plan) -> tuple[int, ...]:
         """Arms the reading of a world that will stand; the page that shows it, for the destination too."""
-        pages = self._slot.pages
-        stands = not self._hello.live and self._slot.ranks.attended and pages.leaf is None
-        if not (stands and all(pool.arms for pool, _ in plan.parts)):
+        page = self._page() if all(pool.arms for pool, _ in plan.parts) else None
+        if page is None:
             return ()
-        page = open_to_look(pages.fds[0])
-        self._pins.callback(os.close, page)
         self._armed = Armed(plan, await Sign.open(page, [pool for pool, _ in plan.parts]))
         self._plan = None
         return (page,)
+
+    def _page(self) -> int | None:
+        """A page that shows when the world stands, where it will and one can be seen."""
+        pages = self._slot.pages
+        if self._hello.live or not self._slot.ranks.attended or pages.leaf is not None:
+            return None
+        page = open_to_look(pages.fds[0])
+        self._pins.callback(os.close, page)
+        return page
 
     def _host(self) -> str:
         return self._services.lanes.host or urlsplit(self._services.url).hostname or "127.0.0.1"
@@ -121,7 +132,7 @@ class Outbound:
         Args:
             on_read: told (first leaf, count) of what is in the table.
             urgent: the world stands.
-            in_turns: beside lanes that copy on the same devices, and need their turns there.
+            in_turns: beside lanes that copy on the same devices, and need their turns there, the first ones.
             pause: in which the world stands, if it does.
 
         Raises:
@@ -136,6 +147,8 @@ class Outbound:
         plan, self._plan = self._plan, None
         if plan is None:
             plan = self._reader.plan_read(table, self._reader.all_spans())
+        if in_turns and pause is not None:
+            await self._direct.begun(LANES_FIRST_S)
         start = time.monotonic()
         for some in plan.single_parts() if in_turns else [plan]:
             await self._reader.perform(some, urgent=urgent, on_read=on_read)
@@ -144,11 +157,13 @@ class Outbound:
 
     def expect_stop(self) -> None:
         """The world is asked to stop now: what is armed waits for that."""
+        self._direct.look()
         if self._armed is not None:
             self._armed.start()
 
     def stands(self) -> None:
         """The world stands: its bytes go before those of worlds that generate."""
+        self._direct.go()
         self._lanes.stand(self._hello.horizon_ms / 1000)
 
     async def root(self, pause: Pause) -> str:

@@ -219,8 +219,8 @@ class SourceMove(Driver):
         timeout = max(self.hello.deadline_ms - self.account.elapsed_ms, 0) / 1000
         self._memory.expect_stop()
         self._pause = await ranks.pause(timeout, allow_unattended=self.hello.allow_unattended)
-        self.account.paused(self._pause)
         self._memory.stands()
+        self.account.paused(self._pause)
         self._limit_pause(self._pause.stopped_at)
         self.post(p.WorldPaused(block=self._pause.block))
 

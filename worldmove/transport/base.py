@@ -160,6 +160,13 @@ def on_host(buffer: Buffer) -> memoryview:
     return buffer
 
 
+async def take(incoming: Incoming) -> bytes:
+    """Receives a message of bounded length whole."""
+    body = bytearray(incoming.nbytes)
+    await incoming.into(memoryview(body))
+    return bytes(body)
+
+
 def quiet(future: asyncio.Future[None]) -> asyncio.Future[None]:
     """Marks a failure as seen, for futures that nobody may be waiting for; returns the same future."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -50,7 +50,7 @@ class DeviceSide:
         /,
     ) -> Exchange:
         """See `Side.source`."""
-        return DirectSource(connection, self._gpu, table, stall_s, faults, shape=asks.shape)
+        return DirectSource(connection, self._gpu, table, stall_s, faults, asks=asks)
 
     def destination(
         self, connection: Connection, table: DeviceTable, stall_s: float, faults: Faults, gauge: Gauge, /

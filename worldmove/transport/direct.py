@@ -8,18 +8,21 @@ as fast (`warming`), long messages are received where they belong, without a slo
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NamedTuple
 
 from worldmove.errors import DeviceError, FramingError
+from worldmove.transport import framing
 from worldmove.transport.base import Buffer, Connection, DeviceBytes, Incoming
 from worldmove.transport.device import DeviceTable, LaneGpu
 from worldmove.transport.exchange import Puller, Server
 from worldmove.transport.faults import Faults
-from worldmove.transport.framing import Spans
-from worldmove.transport.packing import SLOT_BYTES, Gauge, Shape, pack
+from worldmove.transport.framing import Kind, Spans
+from worldmove.transport.packing import SLOT_BYTES, Gauge, pack
 from worldmove.transport.pulling import Pulling
+from worldmove.transport.sides import Asks
 from worldmove.transport.slots import Load
 
 
@@ -62,7 +65,7 @@ class DirectSource(Server):
 
     Args:
         connection, stall_s, faults: see `Server`.
-        gpu: with the ring. table: of the lease. shape: what the destination wants.
+        gpu: with the ring. table: of the lease. asks: see `Asks`.
     """
 
     chunk_bytes = SLOT_BYTES
@@ -75,21 +78,24 @@ class DirectSource(Server):
         stall_s: float,
         faults: Faults,
         *,
-        shape: Shape,
+        asks: Asks,
     ) -> None:
-        self.depth = shape.depth
+        self.depth = asks.shape.depth
         super().__init__(connection, table, stall_s, faults)
         self._gpu = gpu
         self._memory = table
-        self._chunk = shape.chunk_bytes
-        self._ring = Slots(gpu, shape.chunk_bytes)
+        self._asks = asks
+        self._chunk = asks.shape.chunk_bytes
+        self._ring = Slots(gpu, self._chunk)
         self._filled: asyncio.Queue[Filled] = asyncio.Queue()
+        self._block: int | None = None
 
     def _parts(self) -> list[Coroutine[Any, Any, None]]:
         return [*super()._parts(), self._forward()]
 
     async def _serve(self) -> None:
         note, now = self.account.note, self.account.now
+        await self._start()
         while True:
             for load in pack(await self._pulls.get(), self._chunk):
                 began = now()
@@ -99,9 +105,15 @@ class DirectSource(Server):
                 note("calls", began)
                 self._filled.put_nowait(Filled(slot, copied, began))
 
+    async def _start(self) -> None:
+        """Nothing is read of a world that will stand before it does; the destination hears at which block."""
+        if self._asks.start is not None:
+            self._block = await self._asks.start()
+            self._send(Kind.STOOD, memoryview(framing.STOOD.pack(self._block)))
+
     async def _forward(self) -> None:
         note = self.account.note
-        while True:
+        for number in itertools.count(1):
             slot, copied, began = await self._filled.get()
             await copied
             data = slot.data
@@ -112,6 +124,10 @@ class DirectSource(Server):
             began = note("turn", began)
             self._ship(data, partial(self._sent_slot, slot, began))
             note("post", began)
+            if self._block is not None and (number == self.depth or self._filled.empty()):
+                # Only now: whoever hears of it gives the GPU work that these would have waited for.
+                self._asks.begun(self._block)
+                self._block = None
 
     def _sent_slot(self, slot: Slot, began: float) -> None:
         self.account.note("send", began, slot.data.nbytes)
@@ -162,6 +178,12 @@ class DirectDestination(Puller[Load]):
 
     def _parts(self) -> list[Coroutine[Any, Any, None]]:
         return [*super()._parts(), self._fail()]
+
+    def wake(self) -> None:
+        """See `Puller.wake`; what was waited for before is no part of the account."""
+        if self._resting:
+            self._announced = self.account.now()
+        super().wake()
 
     async def _fail(self) -> None:
         """Ends the exchange when a copy fails."""

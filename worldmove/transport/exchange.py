@@ -19,7 +19,7 @@ from worldmove.kernels.leaf_digest import DIGEST_BYTES, digest_leaves, leaf_coun
 from worldmove.manifest import DEFAULT_LEAF
 from worldmove.transport import framing
 from worldmove.transport.account import Account
-from worldmove.transport.base import Buffer, Connection, Incoming, on_host
+from worldmove.transport.base import Buffer, Connection, Incoming, on_host, take
 from worldmove.transport.bounces import Bounces
 from worldmove.transport.faults import Faults
 from worldmove.transport.framing import DEPTH, Chunk, Kind, Spans
@@ -229,14 +229,10 @@ class Source(Server):
                     await self._leave(chunk.nbytes)
                 await self._turn()
                 if len(chunk.pieces) == 1:
-                    self._ship(self._memory.view(chunk.pieces[0]), _nothing)
+                    self._ship(self._memory.view(chunk.pieces[0]), lambda: None)
                 else:
                     bounce = await self._bounces.take()
                     self._ship(self._memory.gather(chunk, bounce), partial(self._bounces.give, bounce))
-
-
-def _nothing() -> None:
-    """What is due after a message whose memory is nobody's to reuse."""
 
 
 Part = TypeVar("Part", bound=Sized)
@@ -249,6 +245,8 @@ class Puller(Exchange, Generic[Part]):
         super().__init__(connection, table, stall_s)
         self._due: deque[tuple[Pulling, Part]] = deque()
         self._open: set[Pulling] = set()
+        self._resting = self._stood = False
+        self.on_stood: Callable[[int], None] = lambda _block: None
 
     def pull(self, spans: Spans) -> asyncio.Future[int]:
         """Asks for spans; they are landed in this table's memory when the future completes.
@@ -261,6 +259,15 @@ class Puller(Exchange, Generic[Part]):
             ConnectionLostError: the connection has ended.
         """
         return self._ask(spans).landed
+
+    def rest(self) -> None:
+        """What is pulled next waits for a world to stand: no deadline runs until `wake`, or the answer."""
+        self._resting |= not self._open
+
+    def wake(self) -> None:
+        """The world stands; what was pulled is due from now on."""
+        if self._resting:
+            self._resting, self._moved = False, self._loop.time()
 
     def _ask(self, spans: Spans) -> Pulling:
         self._table.check(spans)
@@ -309,9 +316,14 @@ class Puller(Exchange, Generic[Part]):
         await super().close(deadline_s)
 
     def _in_transfer(self) -> bool:
-        return bool(self._open)
+        return bool(self._open) and not self._resting
 
     async def _on(self, kind: Kind, incoming: Incoming) -> None:
+        self.wake()
+        if kind is Kind.STOOD and not self._stood:
+            self._stood = True
+            self.on_stood(framing.unpack_stood(await take(incoming)))
+            return
         if kind is not Kind.DATA:
             raise FramingError(f"{kind.name} came to a lane that pulls")
         if not self._due:
@@ -377,10 +389,3 @@ class Destination(ChunkPuller):
             self._landed(pull)
 
         incoming.into(buffer).add_done_callback(landed)
-
-
-async def take(incoming: Incoming) -> bytes:
-    """Receives a message of bounded length whole."""
-    body = bytearray(incoming.nbytes)
-    await incoming.into(memoryview(body))
-    return bytes(body)

@@ -14,6 +14,8 @@ little endian.
 * `WARM` (destination to source, between *direct* lanes, before the first pull): `messages u32, bytes
   u32, chunk u32, depth u32`. The source answers with so many `DATA` of so many bytes that mean nothing; none
   ends it, and `chunk` and `depth` are then those of all that follows (`packing.Shape`).
+* `STOOD` (source to destination, between *direct* lanes, once, before all `DATA` of a world that isn't copied
+  live): `block u64`, at which the source's page was seen to stand; all ones: its node said so.
 
 A chunk is a single piece or gathered small ones (`plan`), of at most `CHUNK` bytes; between *direct* lanes it
 is what `packing.pack` makes of a pull, of at most `packing.SLOT_BYTES`.
@@ -35,9 +37,12 @@ from worldmove.errors import FramingError
 from worldmove.manifest import Span
 
 MAGIC = 0x4C4D5657
-VERSION = 2
+VERSION = 3
 OPENING = struct.Struct("<IHH16s32s")
 WARM = struct.Struct("<IIII")
+STOOD = struct.Struct("<Q")
+UNSEEN = (1 << 64) - 1
+"""In place of a block: nobody looked at the page."""
 SPAN = np.dtype([("region", "<u4"), ("offset", "<u8"), ("length", "<u8")])
 MAX_SPANS = 65_536
 """Spans of one pull; a session's 4,096 regions fit many times."""
@@ -70,6 +75,7 @@ class Kind(enum.IntEnum):
     BEAT = 5
     ERROR = 6
     WARM = 7
+    STOOD = 8
 
 
 LIMITS = {
@@ -80,6 +86,7 @@ LIMITS = {
     Kind.BEAT: 0,
     Kind.ERROR: MAX_ERROR,
     Kind.WARM: WARM.size,
+    Kind.STOOD: STOOD.size,
 }
 """Longest body of each kind, in bytes."""
 
@@ -181,6 +188,13 @@ def check_volume(spans: Spans) -> int:
     if int(lengths.max()) > MAX_PULL_BYTES or int(lengths.sum()) > MAX_PULL_BYTES:
         raise FramingError(f"a pull of more than {MAX_PULL_BYTES} bytes")
     return int(lengths.sum())
+
+
+def unpack_stood(body: bytes) -> int:
+    """The block of a `STOOD`. Raises `FramingError` for another length."""
+    if len(body) != STOOD.size:
+        raise FramingError(f"STOOD of {len(body)} bytes; it has {STOOD.size}")
+    return int(STOOD.unpack(body)[0])
 
 
 class Chunk(NamedTuple):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from worldmove.errors import ConnectionLostError, FramingError, TransportError
 from worldmove.transport import framing
-from worldmove.transport.base import Connection
-from worldmove.transport.exchange import take
+from worldmove.transport.base import Connection, take
 from worldmove.transport.framing import Kind
 from worldmove.transport.table import Sizes
 

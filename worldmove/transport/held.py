@@ -7,11 +7,15 @@ import asyncio
 from worldmove.transport.exchange import Exchange
 from worldmove.transport.faults import Faults
 from worldmove.transport.slots import SlotTable
+from worldmove.transport.starting import Start
 from worldmove.transport.table import RegionTable
 
 
 class Held:
-    """Everything of one move; `wanted` are its questions to the node, `paced`: it asks before it sends."""
+    """Everything of one move; `wanted` are its questions to the node.
+
+    `paced`: it asks before it sends; `held`: it reads nothing before `start`.
+    """
 
     def __init__(self, move_id: str, table: RegionTable | SlotTable) -> None:
         self.move_id = move_id
@@ -19,6 +23,8 @@ class Held:
         self.wanted: dict[int, asyncio.Future[None]] = {}
         self.token: bytes | None = None
         self.paced = False
+        self.held = False
+        self.start = Start()
         self.faults = Faults()
         self.exchange: Exchange | None = None
         self.running: asyncio.Task[None] | None = None

@@ -1,6 +1,7 @@
 """What a node and its lane processes say to each other over their socket pair (see `worldmove.ipc`).
 
-One command at a time is under way, `Pull` and `Staged` excepted; each is answered by `Done` or `Refused`.
+One command at a time is under way, `Pull`, `Staged`, `Look` and `Go` excepted; each is answered by `Done` or
+`Refused`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+
+from worldmove.executor.messages import Stop
 
 
 class Extents(msgspec.Struct, frozen=True, tag="extents"):
@@ -33,15 +36,32 @@ class Bind(msgspec.Struct, frozen=True, tag="bind"):
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
     """Accept the one caller that proves this token; `fault` befalls the lease, where faults are allowed.
 
-    `paced`: ask by `Leave` before each message is sent.
+    `paced`: ask by `Leave` before each message is sent. `held`: read nothing before the world stands, as
+    a page (`Watch`) shows or `Go` says.
     """
 
     token: bytes
     fault: str = ""
     paced: bool = False
+    held: bool = False
 
     def __repr__(self) -> str:
         return "Serve(...)"
+
+
+class Watch(msgspec.Struct, frozen=True, tag="watch"):
+    """Before `Serve`: the world's control page, whose descriptor comes along, and its words."""
+
+    nbytes: int
+    stop: Stop
+
+
+class Look(msgspec.Struct, frozen=True, tag="look"):
+    """The world is asked to stop: look at its page from now on; not answered."""
+
+
+class Go(msgspec.Struct, frozen=True, tag="go"):
+    """The world stands: as source begin, as destination expect what was pulled ahead; not answered."""
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -71,12 +91,14 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
 class Pull(msgspec.Struct, frozen=True, tag="pull"):
     """Fetch spans (packed as `framing.SPAN`); answered by `Pulled` or `NotPulled`.
 
-    `slot`: of the ring, into which they are to be landed.
+    `slot`: of the ring, into which they are to be landed. `ahead`: the other side is held until its
+    world stands.
     """
 
     number: int
     spans: bytes
     slot: int | None = None
+    ahead: bool = False
 
 
 class Staged(msgspec.Struct, frozen=True, tag="staged"):
@@ -91,7 +113,7 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
     deadline_s: float
 
 
-Command = Extents | Bind | Serve | Connect | Pull | Staged | Release
+Command = Extents | Bind | Watch | Serve | Connect | Pull | Staged | Look | Go | Release
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -150,6 +172,15 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     nbytes: int
 
 
+class Stood(msgspec.Struct, frozen=True, tag="stood"):
+    """A world that was waited for stands; at `block`, as its page has shown, or `framing.UNSEEN`.
+
+    A source says it when its first messages are on their way, a destination when it hears of it.
+    """
+
+    block: int
+
+
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
     """A sign of life, several within a stall deadline."""
 
@@ -161,4 +192,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Report = Ready | Done | Refused | Pulled | NotPulled | Wanted | Leave | Alive | Failed
+Report = Ready | Done | Refused | Pulled | NotPulled | Wanted | Leave | Stood | Alive | Failed

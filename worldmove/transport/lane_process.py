@@ -108,8 +108,8 @@ class LaneProcess:
                 command, fds = await self._channel.receive()
             except ConnectionLostError:
                 return
-            if isinstance(command, said.Pull | said.Staged):
-                self._pull(command) if isinstance(command, said.Pull) else self._on_staged(command)
+            if isinstance(command, said.Pull | said.Staged | said.Look | said.Go):
+                self._heed(command)
                 continue
             try:
                 done = await self._carry_out(command, fds)
@@ -120,12 +120,28 @@ class LaneProcess:
             else:
                 await self._channel.send(done)
 
+    def _heed(self, command: said.Pull | said.Staged | said.Look | said.Go) -> None:
+        """Does what is not answered at once."""
+        if isinstance(command, said.Pull):
+            self._pull(command)
+        elif isinstance(command, said.Staged):
+            self._on_staged(command)
+        elif self._lease is not None:
+            if isinstance(command, said.Look):
+                self._lease.start.look()
+                return
+            self._lease.start.go()
+            if isinstance(self._lease.exchange, Puller):
+                self._lease.exchange.wake()
+
     async def _carry_out(self, command: said.Command, fds: list[int]) -> said.Done:
         match command:
             case said.Extents():
                 self._map(command, fds)
             case said.Bind():
                 self._bind(command)
+            case said.Watch():
+                self._watch(command, fds)
             case said.Serve():
                 self._serve(command)
             case said.Connect():
@@ -161,12 +177,20 @@ class LaneProcess:
             raise FramingError("the lane serves or is connected already")
         return self._lease
 
+    def _watch(self, command: said.Watch, fds: list[int]) -> None:
+        try:
+            if len(fds) != 1:
+                raise FramingError(f"{len(fds)} descriptors came for one page")
+            self._leased().start.watch(fds[0], command.nbytes, command.stop)
+        finally:
+            ipc.close_all(fds)
+
     def _serve(self, command: said.Serve) -> None:
         framing.check_token(command.token)
         lease = self._leased()
         lease.token = command.token
         lease.faults = self._faults.of_lease(command.fault)
-        lease.paced = command.paced
+        lease.paced, lease.held = command.paced, command.held
 
     async def _connect(self, command: said.Connect) -> said.Done:
         framing.check_token(command.token)
@@ -183,13 +207,19 @@ class LaneProcess:
         except (TransportError, DeadlineError) as error:
             raise _FatalError(error) from error
         exchange = self._side.destination(connection, lease.table, self._stall, self._faults, gauge)
+        if isinstance(exchange, Puller):
+            exchange.on_stood = self._on_stood
         self._start(lease, exchange, gauge)
         return said.Done(gauge.gbps, gauge.straight, dict(gauge.rates))
 
     def _source(self, connection: Connection, lease: Held, gauge: Gauge) -> Exchange:
         leave = partial(self._leave, lease) if lease.paced else None
-        asks = Asks(partial(self._stage, lease), leave, gauge.shape)
+        start = lease.start.wait if lease.held else None
+        asks = Asks(partial(self._stage, lease), leave, gauge.shape, start, self._on_stood)
         return self._side.source(connection, lease.table, self._stall, lease.faults, asks)
+
+    def _on_stood(self, block: int) -> None:
+        self._report(said.Stood(block))
 
     def _leave(self, lease: Held, nbytes: int) -> asyncio.Future[None]:
         return self._ask(lease, said.Leave(self._wants + 1, nbytes))
@@ -227,6 +257,7 @@ class LaneProcess:
             if isinstance(exchange, StagedDestination) and command.slot is not None:
                 landed = exchange.pull_into(spans, command.slot)
             elif isinstance(exchange, Puller) and command.slot is None:
+                exchange.rest() if command.ahead else exchange.wake()
                 landed = exchange.pull(spans)
             else:
                 raise FramingError("the lane is not connected as a destination of this kind")
@@ -243,7 +274,7 @@ class LaneProcess:
 
         landed.add_done_callback(report)
 
-    def _report(self, report: said.Pulled | said.NotPulled | said.Wanted | said.Leave) -> None:
+    def _report(self, report: said.Pulled | said.NotPulled | said.Wanted | said.Leave | said.Stood) -> None:
         task = asyncio.create_task(self._channel.send(report))
         self._pulls.add(task)
         task.add_done_callback(self._reported)
@@ -269,6 +300,7 @@ class LaneProcess:
             except (TransportError, DeadlineError) as error:
                 raise _FatalError(error) from error
         self._lease = None
+        lease.start.close()
         lease.table.close()
         if os.sched_getaffinity(0) != self._cpus:
             os.sched_setaffinity(0, self._cpus)

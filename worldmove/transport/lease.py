@@ -19,6 +19,7 @@ from worldmove.errors import (
     TransportError,
     WorldMoveError,
 )
+from worldmove.executor.messages import Stop
 from worldmove.manifest import Span
 from worldmove.transport import framing
 from worldmove.transport import lane_messages as said
@@ -52,6 +53,7 @@ class Lane:
             `staged` with that number says that it is.
         on_leave: as source: called with (number, bytes) when it wants to send; `staged` says that it may.
             `None`: it may at once.
+        on_stood: called with `said.Stood`'s block.
     """
 
     def __init__(
@@ -80,16 +82,36 @@ class Lane:
         self.on_released: Callable[[Lane], None] = lambda _: None
         self.on_wanted: Callable[[int, int, bytes], None] = lambda *_: None
         self.on_leave: Callable[[int, int], None] | None = None
+        self.on_stood: Callable[[int], None] = lambda _: None
 
-    async def serve(self, token: bytes) -> None:
+    async def watch(self, page: int, nbytes: int, stop: Stop) -> None:
+        """As source, before `serve`: shows a control page to the lane, which looks at it after `said.Look`.
+
+        Raises:
+            TransportError, ProcessLostError: the lane can't map it, or is gone.
+        """
+        await self._command(said.Watch(nbytes, stop), fds=[page])
+
+    def tell(self, command: said.Look | said.Go) -> None:
+        """Says what is not answered, without waiting; a lane that can't be told ends."""
+        try:
+            self._channel.send_nowait(command)
+        except ConnectionLostError:
+            self.abort()
+
+    async def serve(self, token: bytes, *, held: bool = False) -> None:
         """As source: returns when the lane is ready to accept the one caller that proves `token`.
+
+        Args:
+            token: of the lease.
+            held: nothing is read before the world stands: see `said.Serve`.
 
         Raises:
             TransportError: the lane refuses (the token's length, or it serves already).
             ProcessLostError: the lane is gone.
         """
         framing.check_token(token)
-        await self._command(said.Serve(token, self.fault, self.on_leave is not None))
+        await self._command(said.Serve(token, self.fault, self.on_leave is not None, held))
 
     async def connect(
         self, host: str, port: int, token: bytes, timeout_ms: float, wish: said.Wish | None = None
@@ -117,7 +139,7 @@ class Lane:
         self.opened = await self._command(command, beside_s=seconds)
         return self.opened.gbps
 
-    async def pull(self, spans: Sequence[Span], slot: int | None = None) -> int:
+    async def pull(self, spans: Sequence[Span], slot: int | None = None, *, ahead: bool = False) -> int:
         """Fetches spans from the other lane; several pulls may be under way (up to 64), in order.
 
         Cancelling the call doesn't stop the transfer: bytes may land until `gone` or `release` returns.
@@ -125,6 +147,7 @@ class Lane:
         Args:
             spans: what is wanted.
             slot: of the ring, where the lease has one: there they land, laid out by `slots.loads`.
+            ahead: the source is held until its world stands; no deadline runs before that.
 
         Returns:
             The bytes landed: all of them are in the memory of this lane's extents.
@@ -146,7 +169,7 @@ class Lane:
         # Where the lane dies while the command is sent, nobody asks this future any more.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await self._send(said.Pull(number, packed.tobytes(), slot))
+            await self._send(said.Pull(number, packed.tobytes(), slot, ahead))
             return await future
         finally:
             self._pulls.pop(number, None)
@@ -181,6 +204,7 @@ class Lane:
             self.fault = ""
             self.on_wanted = lambda *_: None
             self.on_leave = None
+            self.on_stood = lambda _: None
             self.on_released(self)
 
     def abort(self, reason: WorldMoveError | None = None) -> None:
@@ -336,6 +360,8 @@ class Lane:
             case said.Leave(number, nbytes):
                 if self.on_leave is not None:
                     self.on_leave(number, nbytes)
+            case said.Stood(block):
+                self.on_stood(block)
             case said.Failed(code, reason):
                 self._fail(self._error(code, reason))
             case said.Alive():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from worldmove.errors import FramingError
@@ -23,11 +23,19 @@ Leave = Callable[[int], asyncio.Future[None]]
 
 
 class Asks(NamedTuple):
-    """What a source asks its node for (bytes in a slot, leave to send so many), and what it is asked for."""
+    """What a source asks its node for, and what it is asked for.
+
+    Attributes:
+        stage: bytes in a slot. leave: to send so many. shape: what the destination wants.
+        start: returns when the world stands, with `Start.wait`'s block; `None`: nothing is waited for.
+        begun: told that block when the first messages are on their way after `start`.
+    """
 
     stage: Stage
     leave: Leave | None
     shape: Shape
+    start: Callable[[], Awaitable[int]] | None = None
+    begun: Callable[[int], None] = lambda _block: None
 
 
 class Side(Protocol):

@@ -17,9 +17,8 @@ from collections.abc import Callable
 
 from worldmove.errors import ConnectionLostError, FramingError
 from worldmove.transport import framing
-from worldmove.transport.base import Connection, DeviceBytes, Incoming
+from worldmove.transport.base import Connection, DeviceBytes, Incoming, take
 from worldmove.transport.device import DeviceTable, LaneGpu
-from worldmove.transport.exchange import take
 from worldmove.transport.framing import WARM, Kind
 from worldmove.transport.packing import ALONE, LEAST_CHUNK, MOST_DEPTH, SLOT_BYTES, Gauge, Landing, Shape
 
