@@ -213,12 +213,13 @@ def encode_root(
         raise ValidationError(
             f"{len(region_digests)} digests for {len(regions)} regions", field="region_digests"
         )
+    for field, digests in (("region_digests", region_digests), ("state_digests", state_digests)):
+        _check_digests(field, digests)
     parts = [ROOT_MAGIC, struct.pack("<H", ROOT_VERSION), _text(session_id)]
     parts += [_u64(epoch, "epoch"), _u64(block, "block"), _u64(seed, "seed"), _u32(len(regions))]
-    for head, digest in zip(heads or region_heads(regions), region_digests, strict=True):
-        parts += [head, _digest(digest, "region_digests")]
+    parts += itertools.chain.from_iterable(zip(heads or region_heads(regions), region_digests, strict=True))
     parts.append(_u32(len(state_digests)))
-    parts += [_digest(digest, "state_digests") for digest in state_digests]
+    parts += state_digests
     return b"".join(parts)
 
 
@@ -278,7 +279,6 @@ def _text(value: str) -> bytes:
     return _u32(len(data)) + data
 
 
-def _digest(value: bytes, field: str) -> bytes:
-    if len(value) != HASH_BYTES:
-        raise ValidationError(f"{field} holds {len(value)} bytes; {HASH_BYTES} are allowed", field=field)
-    return value
+def _check_digests(field: str, digests: Sequence[bytes]) -> None:
+    for size in set(map(len, digests)) - {HASH_BYTES}:
+        raise ValidationError(f"{field} holds {size} bytes; {HASH_BYTES} are allowed", field=field)

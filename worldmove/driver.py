@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -49,7 +48,11 @@ ABORTABLE = frozenset(
     }
 )
 LEDGER_RETRY_S = 0.2
+STANDING = frozenset({State.FINISHING, State.VERIFYING, State.COMMITTED})
+"""While the world of a move stands: whoever only tells of the move waits a little."""
 LOG_AFTER_S = 0.05
+LOG_TRIES = 4
+"""So often at most a line of the log waits that long."""
 KEPT_STEPS = 64
 
 WORK = (
@@ -144,6 +147,7 @@ class Driver:
         self._events: deque[Any] = deque()
         self._steps: deque[tuple[str, float, float]] = deque(maxlen=KEPT_STEPS)
         self._handling = False
+        self._untold: list[tuple[str, str]] = []
         self._outbox: asyncio.Queue[m.Message | None] = asyncio.Queue()
         self._tasks = Tasks(self._on_error)
         self._work = Tasks(self._on_error)
@@ -225,9 +229,24 @@ class Driver:
         for action in actions:
             self._perform(action)
         if after is not before:
-            # After a short pause, and not within: a line of the log takes longer than a message to the peer.
-            tell = partial(self.log.info, "state", before=str(before), state=str(after))
-            asyncio.get_running_loop().call_later(LOG_AFTER_S, tell)
+            self._note_state(before)
+
+    def _note_state(self, before: State) -> None:
+        if not self._untold:
+            asyncio.get_running_loop().call_later(LOG_AFTER_S, self._tell, LOG_TRIES)
+        self._untold.append((str(before), str(self.machine.state)))
+
+    def _tell(self, tries: int) -> None:
+        """Logs the states since the last time; not while the world stands, unless that lasts.
+
+        A line of the log takes longer than a message to the peer.
+        """
+        if tries and self.machine.state in STANDING:
+            asyncio.get_running_loop().call_later(LOG_AFTER_S, self._tell, tries - 1)
+            return
+        untold, self._untold = self._untold, []
+        for before, after in untold:
+            self.log.info("state", before=before, state=after)
 
     def _perform(self, action: p.Action) -> None:
         try:

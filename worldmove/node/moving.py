@@ -13,7 +13,7 @@ import msgspec
 from worldmove import messages as m
 from worldmove import protocol as p
 from worldmove.destination import DestinationMove
-from worldmove.driver import PeerChannel, Services
+from worldmove.driver import STANDING, Driver, PeerChannel, Services
 from worldmove.errors import (
     AlreadyMovingError,
     ConflictError,
@@ -41,9 +41,9 @@ from worldmove.source import SourceMove
 from worldmove.views import ENDED_STATES, DryRun, MigrationPage, MigrationRequest, MigrationView
 
 PROGRESS_S = 0.25
-STANDING = (p.State.FINISHING, p.State.VERIFYING, p.State.COMMITTED)
 SHOWN_AFTER_S = 0.005
-"""What happens while a world stands is shown so much later: to show it takes as long as a step of it."""
+SHOWN_TRIES = 10
+"""What happens while a world stands is shown when that is over, or after so many times so long."""
 CLOSING_WAITS = 3
 """Times the peer's: a world is taken back within one of them, or taken without a worker within two."""
 
@@ -194,8 +194,7 @@ class Moves:
             if move is None or over:
                 return
             await _either(move.changed, PROGRESS_S)
-            if move.machine.state in STANDING:
-                await asyncio.sleep(SHOWN_AFTER_S)
+            await _passed(move)
 
     async def cancel(self, move_id: str) -> MigrationView:
         """Gives a move up and waits until the source has its world back.
@@ -285,6 +284,14 @@ class Moves:
         self._closing = True
         for move in self._roster:
             await move.abandon()
+
+
+async def _passed(move: Driver) -> None:
+    """Returns when the world stands no more, or that lasts: to show a step takes as long as the step."""
+    for _ in range(SHOWN_TRIES):
+        if move.machine.state not in STANDING:
+            return
+        await asyncio.sleep(SHOWN_AFTER_S)
 
 
 async def _either(changed: asyncio.Event, seconds: float) -> None:
