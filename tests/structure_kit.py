@@ -54,6 +54,8 @@ ORDER = (
     "descriptors",
     "scratches",
     "reading",
+    "hashing",
+    "counting",
     "arming",
     "rearranging",
     "rings",

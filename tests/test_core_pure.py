@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -168,6 +169,29 @@ def test_when_live_rounds_end(
     history = [taken(*one) for one in rounds]
     assert POLICY.another(history, since) == more, what
     assert more or (POLICY.hopeless(history, since) is not None) == lost, what
+
+
+WAITING: list[tuple[str, dict[str, Any], bool]] = [
+    ("the path was quicker than a block", {}, True),
+    ("a block has gone by", {"since": 1}, False),
+    ("it was waited for as long as a block takes", {"waited_ms": 100.0}, False),
+    ("the deadline is near", {"left_ms": 400.0}, False),
+    ("it is not the first round", {"rounds": 2}, False),
+    ("nothing moves by strides", {"strided": False}, False),
+    ("there is no other round", {"max_rounds": 1}, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "given", "waits"), WAITING, ids=[what for what, *_ in WAITING])
+def test_when_the_end_of_a_block_is_waited_for(what: str, given: dict[str, Any], waits: bool) -> None:
+    policy = msgspec.structs.replace(
+        POLICY, strided=given.get("strided", True), max_rounds=given.get("max_rounds", 4)
+    )
+    rounds = [taken(100_000, 10.0, 0)] * given.get("rounds", 1)
+    since, waited_ms, left_ms = (
+        given.get(k, v) for k, v in (("since", 0), ("waited_ms", 0.0), ("left_ms", 5000.0))
+    )
+    assert policy.waits(rounds, since, waited_ms, left_ms) == waits, what
 
 
 def test_what_is_hopeless_says_what_it_would_need() -> None:

@@ -77,7 +77,7 @@ def test_bytes_between_leaves(regions: tuple[Region, ...]) -> None:
     assert bytes_before(leaf_map, leaf_map.count) == sum(region.nbytes for region in regions)
 
 
-async def test_rows_compared_as_they_land_are_compared_again_after_a_change(both: Bench) -> None:
+async def test_rows_compared_as_they_land_come_once_in_a_round(both: Bench) -> None:
     await both.round(1, final=True)
     inbound = both.inbound
     for first in range(0, inbound._own.count, 7):
@@ -85,9 +85,11 @@ async def test_rows_compared_as_they_land_are_compared_again_after_a_change(both
     assert inbound._proven.all()
     assert inbound.damaged().size == 0
     parts = await both.parts(1)
-    inbound.plan(TablePart(number=1, first=parts[0].first, digests=bytes(len(parts[0].digests))))
-    assert not inbound._proven[: len(parts[0].digests) // 16].any()
-    assert inbound.damaged().size == len(parts[0].digests) // 16
+    with pytest.raises(ValidationError, match="came before"):
+        inbound.plan(TablePart(number=1, first=parts[0].first, digests=bytes(len(parts[0].digests))))
+    assert inbound._proven.all()
+    assert inbound.damaged().size == 0
+    assert len(set(await both.roots())) == 1
 
 
 async def test_rows_that_differ_are_not_proven(both: Bench) -> None:

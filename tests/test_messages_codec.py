@@ -98,10 +98,10 @@ def test_what_is_too_short_is_refused(data: bytes) -> None:
         m.decode(data)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, 255])
+@pytest.mark.parametrize("version", [0, 1, 2, 255])
 def test_another_version_is_refused(version: int) -> None:
     data = bytes([version]) + m.encode(m.Prepared())[1:]
-    with pytest.raises(FramingError, match=f"version {version}; this node speaks 2"):
+    with pytest.raises(FramingError, match=f"version {version}; this node speaks {m.VERSION}"):
         m.decode(data)
 
 
@@ -288,3 +288,11 @@ def test_secrets_and_bytes_stay_bytes() -> None:
     hello = m.decode(m.encode(HELLO))
     assert isinstance(hello, m.Hello)
     assert isinstance(hello.manifest, Manifest)
+
+
+def test_a_part_tells_of_digests_or_of_leaves_that_are_shown() -> None:
+    assert m.TablePart(number=1, first=3, digests=bytes(32)).leaves == 2
+    assert m.decode(m.encode(shown := m.TablePart(number=1, first=3, shown=7))) == shown
+    assert shown.leaves == 7
+    with pytest.raises(FramingError, match="shown"):
+        m.decode(m.encode(m.TablePart(number=1, first=0, digests=bytes(16), shown=1)))

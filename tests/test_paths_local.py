@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
 from inbound_kit import KIB, REGIONS, SEED, Memory, equal, manifest
 
-from worldmove.errors import ProcessLostError, ValidationError
+from worldmove.errors import FramingError, ProcessLostError, ValidationError
 from worldmove.executor.pool import ExecutorPool
 from worldmove.hosting.memory import take
 from worldmove.inbound import Inbound
 from worldmove.manifest import Span
 from worldmove.memory.arena import MemoryBudget
 from worldmove.messages import TablePart
-from worldmove.paths import LocalPath
+from worldmove.paths import LocalPath, ShownTable
 from worldmove.reading import Reader
 
 
@@ -177,6 +179,49 @@ async def test_a_whole_move_over_the_local_path(ends: Ends) -> None:
     assert sum(landed) == ends.source.holding.manifest.nbytes + count.bytes + inbound.repair_bytes
     assert [damage.region for damage in inbound.damages()] == ["v"]
     assert errors == []
+
+
+async def test_a_table_that_is_shown_is_read_where_it_lies(ends: Ends) -> None:
+    errors: list[BaseException] = []
+    table = await ends.theirs.table()
+    ends.path.shown = ShownTable(os.dup(table.fd), table.count)
+    inbound = Inbound(ends.mine, ends.path, errors.append, lambda _nbytes: None)
+    await inbound.open()
+    inbound.start_round(1, final=False)
+    await inbound.close_round()
+    ends.source.regions[0][77] ^= 1
+    inbound.start_round(2, final=True)
+    await ends.theirs.read(
+        table,
+        ends.theirs.all_spans(),
+        urgent=True,
+        on_read=lambda first, count: inbound.plan(TablePart(number=2, first=first, shown=count)),
+    )
+    table.rows[:] = 0  # what was looked at counts, and nobody looks twice
+    assert (await inbound.close_round()).leaves == 1
+    assert inbound.damaged().size == 0
+    assert equal(ends.source, ends.target)
+    assert errors == []
+    await ends.path.release()
+
+
+async def test_a_table_that_is_shown_is_never_read_outside(ends: Ends, tmp_path: Path) -> None:
+    inbound = Inbound(ends.mine, ends.path, lambda _error: None, lambda _nbytes: None)
+    await inbound.open()
+    inbound.start_round(1, final=True)
+    with pytest.raises(ValidationError, match="not offered"):
+        inbound.plan(TablePart(number=1, first=0, shown=1))
+    short = tmp_path / "short"
+    short.write_bytes(bytes(40))
+    shown = ShownTable(os.open(short, os.O_RDONLY), 5)
+    assert shown.rows(0, 2) == bytes(32)
+    with pytest.raises(FramingError, match="ends before leaf 3"):
+        shown.rows(0, 3)
+    with pytest.raises(FramingError, match="table of 5"):
+        shown.rows(4, 2)
+    shown.close()
+    shown.close()
+    await inbound.stop()
 
 
 async def test_what_is_planned_beforehand_is_copied_and_read_back_in_the_pause(ends: Ends) -> None:

@@ -56,7 +56,7 @@ LOG_TRIES = 4
 KEPT_STEPS = 64
 
 WORK = (
-    p.OfferPath, p.ReadTable, p.PauseWorld, p.SealWorld,
+    p.OfferPath, p.NoteLanded, p.ReadTable, p.PauseWorld, p.SealWorld,
     p.Admit, p.OpenPath, p.CloseRound, p.Verify, p.Repair,
 )  # fmt: skip
 """Actions that may be cancelled when a move is given up. Those on the record never are."""

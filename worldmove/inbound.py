@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -19,14 +18,15 @@ import numpy as np
 
 from worldmove import delta
 from worldmove.arming import Armed
+from worldmove.counting import RoundCount
 from worldmove.digest import LeafTable, Leaves
 from worldmove.directing import DirectPath
-from worldmove.errors import WorldMoveError
-from worldmove.manifest import DIGEST_BYTES, LeafMap, Span
+from worldmove.errors import ValidationError, WorldMoveError
+from worldmove.hashing import RegionHashes
+from worldmove.manifest import LeafMap, Span
 from worldmove.messages import DamagedLeaf, TablePart
 from worldmove.pacing import Duty
 from worldmove.paths import LocalPath, Path
-from worldmove.protocol import RoundComplete
 from worldmove.reading import Plan, Reader
 from worldmove.rearranging import Rearranger, Tables
 from worldmove.tasks import Tasks, each
@@ -41,50 +41,6 @@ class World(NamedTuple):
     epoch: int
     block: int
     host_states: tuple[bytes, ...]
-
-
-@dataclass(slots=True)
-class RoundCount:
-    """What a round took so far.
-
-    Attributes:
-        leaves, bytes: of what was asked for. copied_bytes: of what lay elsewhere here.
-        share: of the time in which bytes may come.
-        asked_at, landed_at: when the first bytes were asked for, and the last ones landed; monotonic seconds.
-    """
-
-    number: int
-    final: bool
-    started: float
-    leaves: int = 0
-    bytes: int = 0
-    copied_bytes: int = 0
-    share: float = 1.0
-    asked_at: float | None = None
-    landed_at: float | None = None
-
-    @property
-    def ms(self) -> float:
-        """Since the round began."""
-        return (time.monotonic() - self.started) * 1000
-
-    @property
-    def wire_ms(self) -> float:
-        """From the first request to the last landing, had nothing waited; 0 where nothing was asked for."""
-        if self.asked_at is None or self.landed_at is None:
-            return 0.0
-        return (self.landed_at - self.asked_at) * 1000 * self.share
-
-    def complete(self, number: int) -> RoundComplete:
-        """What the machine hears of round `number`."""
-        return RoundComplete(
-            number=number,
-            leaves=self.leaves,
-            bytes=self.bytes,
-            ms=self.ms,
-            copied_bytes=self.copied_bytes,
-            wire_ms=self.wire_ms,
-        )
 
 
 class Inbound:
@@ -124,6 +80,7 @@ class Inbound:
         self._proven = np.zeros(count, dtype=np.bool_)
         self._own: LeafTable
         self._theirs: LeafTable
+        self._hashes: RegionHashes
         self._rearranger: Rearranger
         self._everything: Plan | None = None
         self._armed: Armed | DirectPath | None = None
@@ -148,6 +105,7 @@ class Inbound:
         self._rearranger = Rearranger(
             self._reader, tables, self._asked, self._ask, on_read=self._on_read, spawn=self._tasks.spawn
         )
+        await self._rearranger.prepare()
         if self._landing is not None and self._landing.at_once:
             # A world that stands waits for none of this.
             leaf_map = self._reader.memory.leaf_map
@@ -179,6 +137,7 @@ class Inbound:
         self._asked[:] = False
         self._proven[:] = False
         self._theirs.forget()
+        self._hashes = RegionHashes(self._reader, self._theirs, at_once=final)
         if self._armed is not None:
             self._armed.go()
             self._ask_all()
@@ -192,14 +151,23 @@ class Inbound:
         """Takes a part of the source's table; plans what can be planned by it, and asks for what it has to.
 
         Raises:
-            ValidationError: the part lies outside the session's leaves, or was planned by already.
+            ValidationError: the part lies outside the session's leaves, or has come in this round already.
+            FramingError: it is shown in a table that ends before.
         """
-        self._theirs.store(part.first, part.digests)
-        count = len(part.digests) // DIGEST_BYTES
+        count = part.leaves
+        self._hashes.note(part.first, count)
+        self._theirs.store(part.first, self._digests_of(part))
         self._proven[part.first : part.first + count] = False
         if self._fresh and self._asked[part.first : part.first + count].all():
             self._prove(part.first, count)
         self._rearranger.see(part.first, count)
+
+    def _digests_of(self, part: TablePart) -> bytes:
+        if not part.shown:
+            return part.digests
+        if self._landing is None or self._landing.shown is None:
+            raise ValidationError("leaves are shown in a table that was not offered", field="shown")
+        return self._landing.shown.rows(part.first, part.shown)
 
     async def close_round(self) -> RoundCount:
         """Returns when everything that was asked for has landed and was read back.
@@ -303,7 +271,7 @@ class Inbound:
     async def _hash(self) -> None:
         # Whoever needs it and doesn't find it asks again, and hears what is wrong.
         with contextlib.suppress(WorldMoveError):
-            self._digests = await self._reader.region_digests(self._theirs, urgent=True)
+            self._digests = await self._hashes.all()
 
     async def stop(self) -> None:
         """Cancels all work; memory is quiet once the path and the executors are, too."""

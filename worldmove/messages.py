@@ -26,7 +26,7 @@ from worldmove.manifest import (
 )
 from worldmove.views import PathChoice
 
-VERSION = 2
+VERSION = 3
 MAX_MESSAGE = 8 * 1024 * 1024
 MAX_PART_LEAVES = 32 * 1024
 MAX_LEAVES = MAX_SESSION_BYTES // MIN_LEAF
@@ -145,8 +145,9 @@ class Begin(Message, frozen=True, kw_only=True):
     too slow; `reason`: why there are none of these), or (both nodes on one host) a Unix socket with a
     one-time token for descriptors, their sizes in bytes, the devices whose memory they are (all the host's,
     if left out), and where each region lies in them.
-    With `page` the last descriptor is the session's control page, to be looked at: the world will be paused
-    next, and whoever sees it stand may copy.
+    With `table` the descriptor behind those of memory is the source's leaf table, to be read from. With
+    `page` the last one is the session's control page, to be looked at: the world will be paused next, and
+    whoever sees it stand may copy.
     """
 
     lanes: Annotated[tuple[LaneOffer, ...], Meta(max_length=MAX_LANES)] = ()
@@ -157,12 +158,13 @@ class Begin(Message, frozen=True, kw_only=True):
     extent_bytes: Annotated[tuple[Count, ...], Meta(max_length=MAX_REGIONS + MAX_RANKS)] = ()
     extent_devices: Annotated[tuple[Name, ...], Meta(max_length=MAX_REGIONS + MAX_RANKS)] = ()
     places: Annotated[tuple[Place, ...], Meta(max_length=MAX_REGIONS)] = ()
+    table: bool = False
     page: bool = False
 
     @property
     def descriptors(self) -> int:
         """How many wait at the socket."""
-        return len(self.extent_bytes) + self.page
+        return len(self.extent_bytes) + self.table + self.page
 
     def __repr__(self) -> str:
         return f"Begin(lanes={self.lanes}, direct={self.direct}, socket={self.socket!r})"
@@ -192,11 +194,20 @@ class Round(Message, frozen=True, kw_only=True):
 
 
 class TablePart(Message, frozen=True, kw_only=True):
-    """Source → destination: leaf digests from leaf index `first` on, as they are now."""
+    """Source → destination: leaf digests from leaf index `first` on, as they are now.
+
+    Where the source's table was offered beside its memory, `shown` leaves stand there, `digests` is empty.
+    """
 
     number: RoundNumber
     first: Annotated[int, Meta(ge=0, le=MAX_LEAVES)]
-    digests: Annotated[bytes, Meta(max_length=MAX_PART_LEAVES * DIGEST_BYTES)]
+    digests: Annotated[bytes, Meta(max_length=MAX_PART_LEAVES * DIGEST_BYTES)] = b""
+    shown: Annotated[int, Meta(ge=0, le=MAX_LEAVES)] = 0
+
+    @property
+    def leaves(self) -> int:
+        """How many it tells of."""
+        return self.shown or len(self.digests) // DIGEST_BYTES
 
 
 class TableEnd(Message, frozen=True, kw_only=True):
@@ -340,8 +351,13 @@ def decode(data: bytes) -> PeerMessage:
         message = _DECODER.decode(memoryview(data)[1:])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise FramingError(f"message could not be decoded: {error}") from error
-    if isinstance(message, TablePart) and len(message.digests) % DIGEST_BYTES:
-        raise FramingError(
-            f"digests has {len(message.digests)} bytes; a multiple of {DIGEST_BYTES} is allowed"
-        )
+    if isinstance(message, TablePart):
+        _check_part(message)
     return message
+
+
+def _check_part(part: TablePart) -> None:
+    if len(part.digests) % DIGEST_BYTES:
+        raise FramingError(f"digests has {len(part.digests)} bytes; a multiple of {DIGEST_BYTES} is allowed")
+    if part.digests and part.shown:
+        raise FramingError(f"digests has {len(part.digests)} bytes where leaves are shown; 0 are allowed")

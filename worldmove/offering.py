@@ -181,12 +181,16 @@ def regions_of(memory: Holding) -> list[LaneRegion]:
 
 
 def descriptors_of(memory: Holding, socket: str, token: bytes, *, page: bool) -> m.Begin:
-    """What the *local* path begins with: descriptors at `socket` for `token`; `page`: the page's, too."""
+    """What the *local* path begins with: descriptors at `socket` for `token`, of memory and leaf table.
+
+    `page`: the control page's, too.
+    """
     return m.Begin(
         socket=socket,
         token=token,
         extent_bytes=tuple(extent.nbytes for extent in memory.extents),
         extent_devices=tuple(extent.device for extent in memory.extents),
         places=memory.places,
+        table=True,
         page=page,
     )

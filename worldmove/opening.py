@@ -17,7 +17,7 @@ from worldmove.errors import FramingError, SlowPathError, WorldMoveError
 from worldmove.gate import Gate, Pass
 from worldmove.ipc import close_all
 from worldmove.offering import regions_of
-from worldmove.paths import LocalPath, Path, StagedPath, foreign_memory
+from worldmove.paths import LocalPath, Path, ShownTable, StagedPath, foreign_memory
 from worldmove.reading import Reader
 from worldmove.staging import RingLane, RingPath, Stage, lease, needs_ring
 
@@ -108,7 +108,8 @@ class Opening:
             raise FramingError("begin names no socket for descriptors, the local path needs one")
         fds = await fetch(begin.socket, begin.token, begin.descriptors, self._timeout_ms)
         try:
-            holding = foreign_memory(self._hello.manifest, begin, fds[: len(begin.extent_bytes)])
+            extents = len(begin.extent_bytes)
+            holding = foreign_memory(self._hello.manifest, begin, fds[:extents])
             source = Reader(holding, self._services.executors, self._hello.seed)
             await source.open(writable=False, towards=target.memory)
             try:
@@ -116,9 +117,12 @@ class Opening:
             except BaseException:
                 await source.close()
                 raise
+            path = LocalPath(source, target, sign)
+            if begin.table:
+                path.shown = ShownTable(fds.pop(extents), holding.leaf_map.count)
         finally:
             close_all(fds)
-        return LocalPath(source, target, sign)
+        return path
 
     async def _sign(self, target: Reader, page: int) -> Sign | None:
         """Shows the source's page to the devices of `target`, if all of them can look."""

@@ -18,6 +18,7 @@ from worldmove.digest import LeafTable
 from worldmove.directing import DirectServing
 from worldmove.driver import Services
 from worldmove.errors import PeerError
+from worldmove.hashing import RegionHashes
 from worldmove.hosting.ranks import Pause
 from worldmove.hosting.slots import Slot
 from worldmove.offering import OnLost, Serving, descriptors_of
@@ -59,6 +60,7 @@ class Outbound:
         self._table: LeafTable | None = None
         self._plan: Plan | None = None
         self._armed: Armed | None = None
+        self._hashes: RegionHashes | None = None
 
     @property
     def table(self) -> LeafTable:
@@ -66,6 +68,11 @@ class Outbound:
         if self._table is None:
             raise PeerError("a table is wanted before the path was opened")
         return self._table
+
+    @property
+    def shown(self) -> bool:
+        """Whether the destination can read the table where it is."""
+        return self._token is not None
 
     async def offer(self, action: p.OfferPath) -> m.Begin:
         """Gets everything ready to be read and carried; what the destination is told.
@@ -75,13 +82,14 @@ class Outbound:
         """
         await self._reader.open()
         self._table = await self._reader.table()
-        self._plan = self._reader.plan_read(self._table, self._reader.all_spans())
+        # What a live move waits for in its pause is what differs, and nobody knows before its table comes.
+        self._plan = self._reader.plan_read(self._table, self._reader.all_spans(), soon=self._hello.live)
         await self._reader.prepare(self._plan)
         if action.path == "local":
             self._token = secrets.token_bytes(32)
             page = await self._arm(self._plan)
             door = self._services.door
-            door.offer(self._token, (*self._holding.fds, *page))
+            door.offer(self._token, (*self._holding.fds, self._looked_at(self._table.fd), *page))
             return descriptors_of(self._holding, str(door.path), self._token, page=bool(page))
         if action.path == "direct":
             spare = await self._serve(action.lanes) if action.lanes else ()
@@ -105,9 +113,13 @@ class Outbound:
         pages = self._slot.pages
         if self._hello.live or not self._slot.ranks.attended or pages.leaf is not None:
             return None
-        page = open_to_look(pages.fds[0])
-        self._pins.callback(os.close, page)
-        return page
+        return self._looked_at(pages.fds[0])
+
+    def _looked_at(self, fd: int) -> int:
+        """The same memory file for somebody who only reads it; closed with the move."""
+        shown = open_to_look(fd)
+        self._pins.callback(os.close, shown)
+        return shown
 
     def _host(self) -> str:
         return self._services.lanes.host or urlsplit(self._services.url).hostname or "127.0.0.1"
@@ -139,19 +151,26 @@ class Outbound:
             WorldMoveError: see `Reader.perform`.
         """
         table = self.table
+        self._hashes = hashes = RegionHashes(self._reader, table) if pause is not None else None
+
+        def noted(first: int, count: int) -> None:
+            if hashes is not None:
+                hashes.note(first, count)
+            on_read(first, count)
+
         if self._armed is not None and pause is not None:
             self._armed.go()
             if await self._armed.stood_at(pause.block):
-                on_read(0, table.count)
+                noted(0, table.count)
                 return
         plan, self._plan = self._plan, None
         if plan is None:
-            plan = self._reader.plan_read(table, self._reader.all_spans())
+            plan = self._reader.plan_read(table, self._reader.all_spans(), soon=self._hello.live)
         if in_turns and pause is not None:
             await self._direct.begun(LANES_FIRST_S)
         start = time.monotonic()
         for some in plan.single_parts() if in_turns else [plan]:
-            await self._reader.perform(some, urgent=urgent, on_read=on_read)
+            await self._reader.perform(some, urgent=urgent, on_read=noted)
         nbytes, seconds = self._holding.leaf_map.total, time.monotonic() - start
         self._services.intake.note_digest("source", self._hello.manifest, nbytes, seconds)
 
@@ -168,7 +187,8 @@ class Outbound:
 
     async def root(self, pause: Pause) -> str:
         """The root of the paused world, from the table and its host states."""
-        return self._sum_up(pause, await self._reader.region_digests(self.table))
+        hashes = self._hashes or RegionHashes(self._reader, self.table)
+        return self._sum_up(pause, await hashes.all())
 
     def root_at_once(self, pause: Pause) -> str | None:
         """The same without waiting, if the table is so small that it is hashed here."""

@@ -7,6 +7,7 @@ about them: they are read back and compared afterwards, by somebody else.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from worldmove.errors import FramingError, WorldMoveError
 from worldmove.gate import Pass
 from worldmove.gated import GatedPath
 from worldmove.hosting.memory import Holding
-from worldmove.manifest import Extent, LeafMap, Manifest, Span
+from worldmove.manifest import DIGEST_BYTES, Extent, LeafMap, Manifest, Span
 from worldmove.reading import OnRead, Plan, Reader
 from worldmove.rings import BATCH_BYTES
 from worldmove.transport.pool import Lane
@@ -93,12 +94,47 @@ class StagedPath(GatedPath):
         self._gate.leave()
 
 
+class ShownTable:
+    """The source's leaf table, read where it lies: the source's executors write it.
+
+    Rows are copied once, by calls that a file which became shorter can't hurt; nobody looks twice.
+
+    Args:
+        fd: of the table; it belongs to this.
+        count: of its leaves.
+    """
+
+    def __init__(self, fd: int, count: int) -> None:
+        self._fd = fd
+        self._count = count
+
+    def rows(self, first: int, count: int) -> bytes:
+        """The digests of `count` leaves from `first`.
+
+        Raises:
+            FramingError: they lie outside the table, or the file ends before.
+        """
+        if first + count > self._count:
+            raise FramingError(f"leaves {first} to {first + count - 1} of a table of {self._count}")
+        found = os.pread(self._fd, count * DIGEST_BYTES, first * DIGEST_BYTES)
+        if len(found) != count * DIGEST_BYTES:
+            raise FramingError(f"the source's table ends before leaf {first + count}")
+        return found
+
+    def close(self) -> None:
+        """Gives the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 class LocalPath:
     """Copies between two mappings on one host, in the executors of the devices that it goes to.
 
     Attributes:
         at_once: whether all of it may be under way at once, so that it can be planned beforehand.
         sign: whereby the target's devices see that the source's world stands, if they can.
+        shown: the source's leaf table, if it can be read where it is.
     """
 
     name = "local"
@@ -111,6 +147,7 @@ class LocalPath:
         self.width = GPU_WIDTH if on_gpus else WIDTH
         self.at_once = not on_host or target.memory.leaf_map.total <= WIDTH * BATCH_BYTES
         self.sign = sign
+        self.shown: ShownTable | None = None
         self._armed: Armed | None = None
         self._source = source
         self._target = target
@@ -179,6 +216,8 @@ class LocalPath:
         await self._close()
 
     async def _close(self) -> None:
+        if self.shown is not None:
+            self.shown.close()
         if self._armed is not None:
             await self._armed.close()
         elif self.sign is not None:

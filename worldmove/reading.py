@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -134,8 +133,8 @@ class Reader:
         """
         await self.perform(self.plan_read(table, spans), urgent=urgent, on_read=on_read)
 
-    def plan_read(self, table: LeafTable, spans: Sequence[Span]) -> Plan:
-        """What `read` does, for `prepare` and `perform`."""
+    def plan_read(self, table: LeafTable, spans: Sequence[Span], *, soon: bool = False) -> Plan:
+        """What `read` does, for `prepare` and `perform`; `soon`: in parts that are there soon."""
         pieces: defaultdict[str, list[Piece]] = defaultdict(list)
         for span in spans:
             device, piece = self._piece(span)
@@ -145,7 +144,7 @@ class Reader:
         return _plan(
             table,
             [
-                (pools[device], pools[device].plan_digest(keys[device], self.seed, some))
+                (pools[device], pools[device].plan_digest(keys[device], self.seed, some, soon=soon))
                 for device, some in pieces.items()
             ],
         )
@@ -265,18 +264,23 @@ class Reader:
         else:
             await pool.copy(pieces, urgent=urgent, order=self._scratches.room(device) or True)
 
-    async def region_digests(self, table: LeafTable, *, urgent: bool = False) -> list[bytes]:
-        """BLAKE2b-256 of every region's leaf digests, in manifest order."""
-        if (digests := self.small_digests(table)) is not None:
+    async def region_digests(
+        self, table: LeafTable, regions: Iterable[int] | None = None, *, urgent: bool = False
+    ) -> list[bytes]:
+        """BLAKE2b-256 of the leaf digests of each of these regions, in manifest order of all of them."""
+        if regions is None and (digests := self.small_digests(table)) is not None:
             return digests
-        ranges = [(start, stop - start) for start, stop in itertools.pairwise(self._edges)]
+        wanted = range(len(self._edges) - 1) if regions is None else regions
+        ranges = [(self._edges[each], self._edges[each + 1] - self._edges[each]) for each in wanted]
         return await self._pools.host.region_digests(self._keys_of(table)[HOST], ranges, urgent=urgent)
+
+    def small(self, table: LeafTable) -> bool:
+        """Whether a table is so small that it is hashed here."""
+        return table.nbytes <= INLINE_BYTES and len(self._edges) <= INLINE_REGIONS
 
     def small_digests(self, table: LeafTable) -> list[bytes] | None:
         """The same without waiting, if `table` is so small that it is hashed here; else `None`."""
-        if table.nbytes > INLINE_BYTES or len(self._edges) > INLINE_REGIONS:
-            return None
-        return table.hashes(self._edges)
+        return table.hashes(self._edges) if self.small(table) else None
 
     def sum_up(
         self,

@@ -22,12 +22,13 @@ from worldmove.delta.geometry import Flags, Geometry, Longs, steps_of
 from worldmove.delta.plan import DeltaPlan, ordered
 from worldmove.digest import LeafTable, Rows
 from worldmove.errors import NoMemoryError, ValidationError
-from worldmove.reading import Reader
+from worldmove.reading import Plan, Reader
 
 READ_BYTES = 16 << 20
-"""What is read again goes to the executors in pieces of this size: leaves that land are read in between."""
-GPU_READ_BYTES = 512 << 20
-"""The same of what lies on a GPU, which reads so much in a fifth of a millisecond."""
+"""What is read again goes to the executors in pieces of this size: leaves that land are read in between.
+
+On a GPU they are read beside it anyway.
+"""
 
 
 class Tables(NamedTuple):
@@ -77,12 +78,19 @@ class Rearranger:
         self._final = False
         self._moving = 0
         self._complete = False
+        self._everything: Plan | None = None
         self._copied_s = 0.0
         self._turn = asyncio.Lock()  # there is one scratch
         self._planned = np.zeros(self._geometry.count, dtype=np.bool_)
         self._reread = np.zeros(self._geometry.count, dtype=np.bool_)
         self.copied = np.zeros(self._geometry.count, dtype=np.bool_)
         self.copied_bytes = 0
+
+    async def prepare(self) -> None:
+        """Has GPUs get ready to read everything again, which most of it is in the pause."""
+        if self._geometry.kinds == {True}:
+            self._everything = self._reader.plan_read(self._tables.again, self._reader.all_spans())
+            await self._reader.prepare(self._everything)
 
     def start_round(self, *, final: bool) -> None:
         """Begins a round; a last one reads what is here again, unless it expects that to be moved."""
@@ -93,7 +101,7 @@ class Rearranger:
         for flags in (self._planned, self._reread, self.copied):
             flags[:] = False
         self.copied_bytes = 0
-        self._chooser.begin()
+        self._chooser.begin(in_place=self._foresight.ahead)
         self._foresight.begin()
         self._copied_s = 0.0
         if final and not moving:
@@ -223,12 +231,19 @@ class Rearranger:
 
     async def _read(self, table: LeafTable, leaves: Longs) -> None:
         on_gpu = self._geometry.on_gpu[leaves]
-        for some, nbytes in ((leaves[on_gpu], GPU_READ_BYTES), (leaves[~on_gpu], READ_BYTES)):
-            await self._read_some(table, some, nbytes)
-
-    async def _read_some(self, table: LeafTable, leaves: Longs, nbytes: int) -> None:
+        if on_gpu.any():
+            await self._read_at_once(table, leaves[on_gpu])
         leaf_map = self._reader.memory.leaf_map
-        for batch in delta.batches(leaf_map.runs(leaves), leaf_map, nbytes):
+        for batch in delta.batches(leaf_map.runs(leaves[~on_gpu]), leaf_map, READ_BYTES):
             start = time.monotonic()
             await self._reader.read(table, batch, urgent=True)
             self._on_read(sum(span.length for span in batch), time.monotonic() - start)
+
+    async def _read_at_once(self, table: LeafTable, leaves: Longs) -> None:
+        start = time.monotonic()
+        if self._everything is not None and table is self._tables.again and leaves.size == table.count:
+            plan, self._everything = self._everything, None
+        else:
+            plan = self._reader.plan_read(table, self._reader.memory.leaf_map.runs(leaves))
+        await self._reader.perform(plan, urgent=True)
+        self._on_read(self._geometry.bytes_of(leaves), time.monotonic() - start)

@@ -15,6 +15,8 @@ import msgspec
 
 MS_TO_GBPS = 8 / 1e6
 """Bytes a millisecond as Gb/s."""
+SPARE_BLOCKS = 5
+"""So many blocks must fit before the deadline where one is waited for."""
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +76,7 @@ class RoundPolicy(msgspec.Struct, frozen=True, kw_only=True):
         horizon_ms: the session's horizon.
         block_ms: how long one of its blocks takes.
         state_bytes: more than all of it is never left.
+        strided: whether the session may move what it has by strides.
     """
 
     max_rounds: int = 8
@@ -83,6 +86,22 @@ class RoundPolicy(msgspec.Struct, frozen=True, kw_only=True):
     horizon_ms: float = 250.0
     block_ms: float = 750.0
     state_bytes: int = 1 << 62
+    strided: bool = False
+
+    def waits(self, rounds: Sequence[Taken], since: int, waited_ms: float, left_ms: float) -> bool:
+        """Does what follows these rounds wait for the end of a block?
+
+        A path may be quicker than the world. Then the second round finds nothing that has moved, nothing can
+        be foreseen, and all that the next block moves is copied in the pause.
+
+        Args:
+            rounds: what was taken so far.
+            since: blocks that the world has generated since the first round began.
+            waited_ms: for how long it was waited; a world that doesn't generate is not waited for.
+            left_ms: until the move's deadline.
+        """
+        quick = self.strided and len(rounds) == 1 < self.max_rounds and since < 1
+        return quick and waited_ms < self.block_ms < left_ms / SPARE_BLOCKS
 
     def another(self, rounds: Sequence[Taken], since: int = 0) -> bool:
         """Is one more live round worth its bytes, after these?

@@ -9,6 +9,7 @@ from math import inf
 
 from worldmove import messages as m
 from worldmove import protocol as p
+from worldmove.delta.geometry import steps_of
 from worldmove.driver import Driver, PeerChannel, Perform, Services, Work
 from worldmove.errors import LostRaceError, MoveAbortedError, PeerError, WorldMoveError
 from worldmove.hosting.ranks import Pause
@@ -24,6 +25,7 @@ from worldmove.sessions import Session
 
 Connect = Callable[[], Awaitable[PeerChannel]]
 DOUBT_POLL_S = 0.05
+LOOK_S = 0.002
 
 
 class SourceMove(Driver):
@@ -45,6 +47,7 @@ class SourceMove(Driver):
             horizon_ms=hello.horizon_ms,
             block_ms=hello.manifest.block_ms,
             state_bytes=hello.manifest.nbytes,
+            strided=any(steps_of(hello.manifest.regions)),
         )
         self.state_bytes = policy.state_bytes
         super().__init__(services, hello.move_id, policy)
@@ -197,18 +200,36 @@ class SourceMove(Driver):
             self._work.spawn(self._memory.keep_only(facts.path))
         self.post(p.PreparedHere(block=self.session.slot.ranks.block))
 
-    def _note_landed(self, _action: p.NoteLanded) -> None:
+    def _note_landed(self, _action: p.NoteLanded) -> Work | None:
+        if self._waits_for_block(0.0):
+            return self._see_block()
+        self.post(p.LandedHere(block=self.session.slot.ranks.block))
+        return None
+
+    def _waits_for_block(self, waited_s: float) -> bool:
+        facts, ranks = self.machine.facts, self.session.slot.ranks
+        since = ranks.block - facts.blocks[-1]
+        left_ms = self.hello.deadline_ms - self.account.elapsed_ms
+        return ranks.attended and facts.policy.waits(facts.rounds, since, waited_s * 1000, left_ms)
+
+    async def _see_block(self) -> None:
+        landed = time.monotonic()
+        while self._waits_for_block(time.monotonic() - landed):  # noqa: ASYNC110 - a store in shared memory
+            await asyncio.sleep(LOOK_S)
         self.post(p.LandedHere(block=self.session.slot.ranks.block))
 
     async def _read_table(self, action: p.ReadTable) -> None:
         table, block = self._memory.table, self.session.slot.ranks.block
 
         def send(first: int, count: int) -> None:
+            if self._memory.shown:
+                self.send(m.TablePart(number=action.number, first=first, shown=count))
+                return
             for start in range(first, first + count, m.MAX_PART_LEAVES):
                 some = min(m.MAX_PART_LEAVES, first + count - start)
                 self.send(m.TablePart(number=action.number, first=start, digests=table.slice(start, some)))
 
-        in_turns = self.machine.facts.path == "direct"
+        in_turns = self.machine.facts.path == "direct" and not self.hello.live
         await self._memory.read(send, urgent=action.final, in_turns=in_turns, pause=self._pause)
         self.post(p.TableDone(number=action.number, block=block))
 

@@ -42,9 +42,9 @@ class Chooser:
         self._apart = False
         self._crossed = False
 
-    def begin(self) -> None:
-        """A round begins."""
-        self.hasty = self._found_nothing or self.geometry.nowhere
+    def begin(self, *, in_place: bool = False) -> None:
+        """A round begins; `in_place`: what may lie elsewhere was moved to where it is expected."""
+        self.hasty = in_place or self._found_nothing or self.geometry.nowhere
         self._crossed = False
 
     def prepare(self) -> None:

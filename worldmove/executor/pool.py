@@ -25,6 +25,9 @@ from worldmove.shortage import shortage
 
 __all__ = ["CopyPiece", "ExecutorPool", "Piece"]
 
+SOON_PARTS = 2
+"""So many of the smallest parts are one where somebody waits for the first."""
+
 
 class ExecutorPool:
     """Digests, copies and wipes attached memory in processes of its own.
@@ -213,10 +216,17 @@ class ExecutorPool:
         """
         await self.perform(self.plan_digest(table, seed, pieces), urgent=urgent, on_part=on_part)
 
-    def plan_digest(self, table: int, seed: int, pieces: Sequence[Piece]) -> list[Part]:
-        """The parts of a `digest`, for `prepare` and `perform`; raises ValidationError as `digest`."""
+    def plan_digest(
+        self, table: int, seed: int, pieces: Sequence[Piece], *, soon: bool = False
+    ) -> list[Part]:
+        """The parts of a `digest`, for `prepare` and `perform`; raises ValidationError as `digest`.
+
+        `soon`: small parts, for somebody who begins with the first of them.
+        """
         self._attached.check_digest(table, pieces)
-        return work.digest_parts(table, seed, pieces, self._part_size(sum(piece.length for piece in pieces)))
+        size = self._part_size(sum(piece.length for piece in pieces))
+        size = min(size, SOON_PARTS * self._kind.smallest_part) if soon else size
+        return work.digest_parts(table, seed, pieces, size)
 
     async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False, order: Order = False) -> None:
         """Copies memory. Within one piece of host memory, source and target may overlap.

@@ -25,6 +25,8 @@ def _other_root(message: m.Sealed | m.Verified) -> m.Message:
 
 
 def _other_digest(part: m.TablePart) -> m.Message:
+    if part.shown:  # the table itself is what it is: others are told instead of it
+        return replace(part, shown=0, digests=bytes(DIGEST_BYTES * min(part.shown, m.MAX_PART_LEAVES)))
     return replace(part, digests=_flip(part.digests[:DIGEST_BYTES]) + part.digests[DIGEST_BYTES:])
 
 
