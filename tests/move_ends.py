@@ -14,7 +14,7 @@ from worldmove.errors import LostRaceError, NoWorkerError, PeerError, WorldMoveE
 from worldmove.ledger import records
 from worldmove.ledger.memory import MemoryStore
 from worldmove.ledger.records import Claim, MoveRef, SessionRecord
-from worldmove.ledger.transactions import settle
+from worldmove.ledger.transactions import settle, swap_then
 from worldmove.machine import Role
 from worldmove.protocol import State
 
@@ -161,6 +161,7 @@ class DestinationSide(Side):
     def __init__(self, move: Move, claim: Claim) -> None:
         super().__init__(move, claim)
         self.standby = True
+        self.written: SessionRecord | None = None
         self.refuses: m.Rejected | None = None
         self.damages = 0
         self.wiped = False
@@ -233,23 +234,48 @@ class DestinationSide(Side):
         yield "turn"
         new = records.commit(self.record, block=action.block, revision=1, root=action.root)
         try:
-            yield from self.swap(self.record, new)
+            self.record = yield from self._commit(new)
         except LostRaceError:
             yield from self._report()
             return
-        self.record = new
         self._done_with_ledger()
         self.post(p.RecordCommitted(committed=m.Committed(epoch=new.epoch, commit_ms=1.0)))
+
+    def _commit(self, new: SessionRecord) -> Generator[Wait, Any, SessionRecord]:
+        """As `Adoption.commit`."""
+        old = self.record
+        if self.move.apart:
+            yield from self.swap(old, new)
+            return new
+        adopted = records.adopt(new, self.claim, endpoint="http://b")
+
+        def both(store: MemoryStore) -> WorldMoveError | None:
+            return swap_then(store, self.claim, old, new, adopted, provided=self.check_attended)
+
+        if (yield from self.call(both)) is not None:
+            return new
+        self.written = adopted
+        return adopted
+
+    def check_attended(self) -> None:
+        if not self.standby:
+            raise NoWorkerError("the standby's worker died before it could adopt")
 
     def _report(self) -> Generator[Wait, Any, None]:
         standing = yield from self.settle()
         self.record = standing
         self.post(p.RecordSettled(outcome=self.outcome(standing)))
 
-    def _adopt_record(self, _action: p.AdoptRecord) -> Steps:
+    def _adopt_record(self, _action: p.AdoptRecord) -> Steps | None:
+        if self.record == self.written:
+            self._take_over(self.written)
+            return None
+        return self._adopt_by_itself()
+
+    def _adopt_by_itself(self) -> Steps:
         yield "step"
-        if not self.standby and self.record.phase != "adopted":
-            raise NoWorkerError("the standby's worker died before it could adopt")
+        if self.record.phase != "adopted":
+            self.check_attended()
         yield "turn"
         yield from self._adopt()
 
@@ -261,8 +287,11 @@ class DestinationSide(Side):
             yield from self._report()
             return
         self.record = new
-        self.install(new)
         self._done_with_ledger()
+        self._take_over(new)
+
+    def _take_over(self, new: SessionRecord) -> None:
+        self.install(new)
         adopted = m.Adopted(epoch=new.epoch, resume_ms=1.0, endpoint="http://b")
         self.post(p.RecordAdopted(adopted=adopted))
 

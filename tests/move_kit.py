@@ -23,9 +23,13 @@ from worldmove.ledger.transactions import claim_name
 
 
 class Move:
-    """The whole of it: two sides, one record, one connection."""
+    """The whole of it: two sides, one record, one connection.
 
-    def __init__(self, *, live: bool = True) -> None:
+    Commit and adoption are one write, or, `apart`, two, between which anything may happen.
+    """
+
+    def __init__(self, *, live: bool = True, apart: bool = True) -> None:
+        self.apart = apart
         self.store = MemoryStore()
         claims = [
             claim_name(self.store, NodeInfo(name=name, url=f"http://{name}", boot_id="boot"))

@@ -41,8 +41,11 @@ class WatchedStore(MemoryStore):
 class Leg:
     """One move: what `move_kit.Move` is to its sides."""
 
-    def __init__(self, fleet: Fleet, session_id: str, source: Node, destination: Node, *, live: bool) -> None:
+    def __init__(
+        self, fleet: Fleet, session_id: str, source: Node, destination: Node, *, live: bool, apart: bool
+    ) -> None:
         self.fleet = fleet
+        self.apart = apart
         self.store = fleet.store
         self.lines: list[Any] = []
         slot = source.worlds[session_id]
@@ -117,13 +120,13 @@ class Fleet:
                 slot.memory[leaf] += 1
                 self.truth[session_id] = (slot.block, list(slot.memory))
 
-    def start(self, session_id: str, hop: int, *, live: bool) -> Leg | None:
+    def start(self, session_id: str, hop: int, *, live: bool, apart: bool = True) -> Leg | None:
         """A move begins, if a node has the session and is not moving it."""
         for number, node in enumerate(self.nodes):
             slot = node.worlds.get(session_id)
             other = self.nodes[(number + hop) % len(self.nodes)]
             if node.alive and other.alive and slot is not None and not slot.fenced and slot.move is None:
-                leg = Leg(self, session_id, node, other, live=live)
+                leg = Leg(self, session_id, node, other, live=live, apart=apart)
                 self.legs.append(leg)
                 leg.source.post(p.Start(hello=leg.hello))
                 return leg
@@ -192,7 +195,7 @@ class Fleet:
             return
         assert new.epoch == old.epoch + 1
         assert not self._running(new.session_id), "a world changes its owner and runs"
-        if new.phase == "committed":
+        if new.phase in ("committed", "adopted"):
             move = records.current_move(new)
             block, memory = self.truth[new.session_id]
             assert new.root == root_of(memory, block, f"after {block}".encode()), "committed to another state"

@@ -16,6 +16,8 @@ STEPS = 90
 ORDINARY = 8
 MANY = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+EITHER_WAY = pytest.mark.parametrize("apart", [False, True], ids=["one-write", "two-writes"])
+
 Decision = tuple[int, int]
 
 
@@ -104,10 +106,10 @@ RARE = st.integers(0, 60).map(lambda kind: kind if kind <= 10 else 11)
 """Mostly ordinary steps (11): so a move comes far before something happens to it."""
 
 
-@given(live=st.booleans(), plan=decisions(RARE))
+@given(live=st.booleans(), apart=st.booleans(), plan=decisions(RARE))
 @MANY
-def test_whatever_fails_the_world_is_in_one_place(live: bool, plan: list[Decision]) -> None:
-    move = Move(live=live)
+def test_whatever_fails_the_world_is_in_one_place(live: bool, apart: bool, plan: list[Decision]) -> None:
+    move = Move(live=live, apart=apart)
     move.start()
     for decision in plan:
         decide(move, *decision)
@@ -115,10 +117,12 @@ def test_whatever_fails_the_world_is_in_one_place(live: bool, plan: list[Decisio
     check_end(move)
 
 
-@given(live=st.booleans(), lead=st.integers(0, 120), plan=decisions(st.integers(0, 11)))
+@given(live=st.booleans(), apart=st.booleans(), lead=st.integers(0, 120), plan=decisions(st.integers(0, 11)))
 @MANY
-def test_a_storm_at_any_moment_of_a_good_move(live: bool, lead: int, plan: list[Decision]) -> None:
-    move = Move(live=live)
+def test_a_storm_at_any_moment_of_a_good_move(
+    live: bool, apart: bool, lead: int, plan: list[Decision]
+) -> None:
+    move = Move(live=live, apart=apart)
     after_steps(move, lead)
     for decision in plan:
         decide(move, *decision)
@@ -126,9 +130,10 @@ def test_a_storm_at_any_moment_of_a_good_move(live: bool, lead: int, plan: list[
     check_end(move)
 
 
+@EITHER_WAY
 @pytest.mark.parametrize("live", [True, False])
-def test_a_good_move_releases_both_sides(live: bool) -> None:
-    move = Move(live=live)
+def test_a_good_move_releases_both_sides(live: bool, apart: bool) -> None:
+    move = Move(live=live, apart=apart)
     move.start()
     move.run()
     check_end(move)
@@ -149,10 +154,11 @@ def test_a_refused_move_changes_nothing() -> None:
     assert move.record == before
 
 
+@EITHER_WAY
 @pytest.mark.parametrize("after", range(130))
 @pytest.mark.parametrize("kept", [(0, 0), (0, 9), (9, 0), (9, 9)])
-def test_the_connection_breaks_after_any_step(after: int, kept: tuple[int, int]) -> None:
-    move = Move()
+def test_the_connection_breaks_after_any_step(after: int, kept: tuple[int, int], apart: bool) -> None:
+    move = Move(apart=apart)
     after_steps(move, after)
     if not (move.source.closed or move.destination.closed):
         move.cut(kept)
@@ -160,20 +166,22 @@ def test_the_connection_breaks_after_any_step(after: int, kept: tuple[int, int])
     check_end(move)
 
 
+@EITHER_WAY
 @pytest.mark.parametrize("after", range(130))
 @pytest.mark.parametrize("role", [0, 1])
-def test_a_node_dies_after_any_step(after: int, role: int) -> None:
-    move = Move()
+def test_a_node_dies_after_any_step(after: int, role: int, apart: bool) -> None:
+    move = Move(apart=apart)
     after_steps(move, after)
     move.crash(move.sides[role])
     move.run()
     check_end(move)
 
 
+@EITHER_WAY
 @pytest.mark.parametrize("fault", ["before", "after"])
 @pytest.mark.parametrize("call", range(7))
-def test_any_call_to_the_ledger_fails(fault: str, call: int) -> None:
-    move = Move()
+def test_any_call_to_the_ledger_fails(fault: str, call: int, apart: bool) -> None:
+    move = Move(apart=apart)
     move.start()
     seen = 0
     for number in range(2000):

@@ -30,17 +30,19 @@ class Storm(RuleBasedStateMachine):
         super().__init__()
         self.fleet = Fleet()
 
-    @initialize(hops=st.tuples(HOP, HOP), live=st.booleans(), lead=st.integers(0, 220))
-    def moves(self, hops: tuple[int, int], live: bool, lead: int) -> None:
+    @initialize(hops=st.tuples(HOP, HOP), live=st.booleans(), apart=st.booleans(), lead=st.integers(0, 220))
+    def moves(self, hops: tuple[int, int], live: bool, apart: bool, lead: int) -> None:
         """Both sessions begin to move, and come some way in good weather."""
         for session_id, hop in zip(self.fleet.sessions, hops, strict=True):
-            self.fleet.start(session_id, hop, live=live)
+            self.fleet.start(session_id, hop, live=live, apart=apart)
         self.calm(lead)
 
-    @rule(session=st.integers(0, 1), hop=HOP, live=st.booleans(), lead=st.integers(0, 120))
-    def move(self, session: int, hop: int, live: bool, lead: int) -> None:
+    @rule(
+        session=st.integers(0, 1), hop=HOP, live=st.booleans(), apart=st.booleans(), lead=st.integers(0, 120)
+    )
+    def move(self, session: int, hop: int, live: bool, apart: bool, lead: int) -> None:
         """One moves on, or back."""
-        self.fleet.start(self.fleet.sessions[session], hop, live=live)
+        self.fleet.start(self.fleet.sessions[session], hop, live=live, apart=apart)
         self.calm(lead)
 
     @rule(count=st.integers(1, 25))
