@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,11 @@ async def test_a_session_goes_from_gpu_to_gpu_and_back(tmp_path: Path) -> None:
             lanes = (await client.node()).lanes
             assert "direct" in [lane.kind for lane in lanes]
             assert all(lane.migration_id is None for lane in lanes)
+    lines = [line for name in "AB" for line in (tmp_path / f"{name}.log").read_text().splitlines()]
+    began = [json.loads(line) for line in lines if "direct-began" in line]
+    assert len(began) == 4
+    # On a busy machine the node's word may be there before the lane has looked.
+    assert any(len(one["blocks"]) == 1 for one in began), "no lane has seen its world stand by itself"
 
 
 async def test_what_goes_wrong_with_lanes_and_rings_harms_no_world(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
+import structlog
+
 from worldmove import messages as m
 from worldmove.config import Settings
 from worldmove.errors import SlowPathError, ValidationError, WorldMoveError
@@ -28,6 +30,7 @@ from worldmove.transport.framing import UNSEEN
 from worldmove.transport.lane_messages import Wish
 from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
 
+log = structlog.get_logger(__name__)
 BATCH_BYTES = 256 << 20
 WIDTH = 6
 """Batches under way on a lane: what the rings hold, and enough behind it that no slot waits for the node."""
@@ -185,6 +188,12 @@ class DirectPath(StagedPath):
         """The world stands, the source's node says so: what was asked for ahead is due."""
         for lane in self._lanes:
             lane.tell(said.Go())
+
+    async def release(self) -> None:
+        """See `StagedPath.release`; when it began is told by the clock of the nodes' `steps`."""
+        await super().release()
+        if self.began is not None:
+            log.info("direct-began", at_ms=round(self.began * 1000, 3), blocks=sorted(self._seen - {UNSEEN}))
 
     async def ended(self) -> None:
         """Nothing begins by itself here: whoever has asked waits for it."""

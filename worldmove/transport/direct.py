@@ -89,6 +89,7 @@ class DirectSource(Server):
         self._ring = Slots(gpu, self._chunk)
         self._filled: asyncio.Queue[Filled] = asyncio.Queue()
         self._block: int | None = None
+        self._stood = 0.0
 
     def _parts(self) -> list[Coroutine[Any, Any, None]]:
         return [*super()._parts(), self._forward()]
@@ -104,11 +105,14 @@ class DirectSource(Server):
                 copied = self._memory.gather(load.rows, slot.data.address)
                 note("calls", began)
                 self._filled.put_nowait(Filled(slot, copied, began))
+                # Each call of CUDA takes its time: the first slot is sent before the last one is begun.
+                await asyncio.sleep(0)
 
     async def _start(self) -> None:
         """Nothing is read of a world that will stand before it does; the destination hears at which block."""
         if self._asks.start is not None:
             self._block = await self._asks.start()
+            self._stood = self.account.now()
             self._send(Kind.STOOD, memoryview(framing.STOOD.pack(self._block)))
 
     async def _forward(self) -> None:
@@ -124,10 +128,18 @@ class DirectSource(Server):
             began = note("turn", began)
             self._ship(data, partial(self._sent_slot, slot, began))
             note("post", began)
-            if self._block is not None and (number == self.depth or self._filled.empty()):
-                # Only now: whoever hears of it gives the GPU work that these would have waited for.
-                self._asks.begun(self._block)
-                self._block = None
+            self._begins(number)
+
+    def _begins(self, number: int) -> None:
+        """One of the first messages is on its way."""
+        if self._block is None:
+            return
+        if number == 1:
+            self.account.note("first", self._stood)
+        if number == self.depth or self._filled.empty():
+            # Only now: whoever hears of it gives the GPU work that these would have waited for.
+            self._asks.begun(self._block)
+            self._block = None
 
     def _sent_slot(self, slot: Slot, began: float) -> None:
         self.account.note("send", began, slot.data.nbytes)

@@ -275,6 +275,10 @@ class LaneProcess:
         landed.add_done_callback(report)
 
     def _report(self, report: said.Pulled | said.NotPulled | said.Wanted | said.Leave | said.Stood) -> None:
+        if not self._pulls:  # else it would overtake what waits to be sent
+            with contextlib.suppress(ConnectionLostError, FramingError):
+                self._channel.send_nowait(report)
+                return
         task = asyncio.create_task(self._channel.send(report))
         self._pulls.add(task)
         task.add_done_callback(self._reported)

@@ -77,7 +77,9 @@ class Lane:
         self._answer: asyncio.Future[said.Report] | None = None
         self._pulls: dict[int, asyncio.Future[int]] = {}
         self._numbers = 0
-        self._tasks = [loop.create_task(self._listen())]
+        self._tasks: list[asyncio.Task[None]] = []
+        # Without a task that would have to be woken: a report may be what a world waits for.
+        channel.listen(self._hear, self._unheard)
         self._reaping = loop.create_task(self._reap())
         self.on_released: Callable[[Lane], None] = lambda _: None
         self.on_wanted: Callable[[int, int, bytes], None] = lambda *_: None
@@ -325,14 +327,10 @@ class Lane:
         error = self.lost.result()
         return type(error)(error.message, **error.details)
 
-    async def _listen(self) -> None:
-        try:
-            while True:
-                self._hear(*await self._channel.receive())
-        except TransportError:
-            # `_reap` tells how it ended.
-            if self._process.returncode is None:
-                self._process.kill()
+    def _unheard(self, _error: WorldMoveError) -> None:
+        # `_reap` tells how it ended.
+        if self._process.returncode is None:
+            self._process.kill()
 
     def _hear(self, report: said.Report, fds: list[int]) -> None:
         ipc.close_all(fds)
