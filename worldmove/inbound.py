@@ -83,6 +83,7 @@ class Inbound:
         self._hashes: RegionHashes
         self._rearranger: Rearranger
         self._everything: Plan | None = None
+        self._planned: dict[tuple[Span, ...], Plan] = {}
         self._armed: Armed | DirectPath | None = None
         self._fresh = False
         self._hashing: asyncio.Task[None] | None = None
@@ -117,8 +118,11 @@ class Inbound:
                 self._armed = self._landing.arm(plan, self._landing.sign, self._note_landed)
         elif isinstance(self._path, DirectPath):
             leaf_map = self._reader.memory.leaf_map
-            plans = [self._reader.plan_read(self._own, batch) for batch in self._batches(leaf_map.whole())]
-            await each([self._reader.prepare(plan) for plan in plans])
+            self._planned = {
+                tuple(batch): self._reader.plan_read(self._own, batch)
+                for batch in self._batches(leaf_map.whole())
+            }
+            await each([self._reader.prepare(plan) for plan in self._planned.values()])
             if arm and self._path.ahead:
                 self._armed = self._path
                 self._tasks.spawn(self._bring(leaf_map.whole(), ahead=True))
@@ -349,7 +353,8 @@ class Inbound:
             self._count.landed_at = time.monotonic()
             self._on_landed(sum(span.length for span in batch))
             if self._landing is None:
-                await self._reader.read(self._own, batch, urgent=final, on_read=self._prove)
+                plan = self._planned.pop(tuple(batch), None) or self._reader.plan_read(self._own, batch)
+                await self._reader.perform(plan, urgent=final, on_read=self._prove)
         finally:
             self._unread.release()
 
