@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 from ledger_kit import node_info, session
 from starve_kit import full, small_disk
 
-from worldmove.ledger import open_ledger, sqlite_file
+from worldmove.ledger import open_ledger, sqlite, sqlite_file
 from worldmove.ledger.records import Claim
 from worldmove.ledger.sqlite import SqliteLedger
 from worldmove.ledger.sqlite_file import LOG_FRAMES
@@ -77,3 +79,28 @@ async def test_a_disk_that_fills_up_while_the_log_grows(
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         file.close()
         await ledger.close()
+
+
+async def test_a_thread_that_was_warmed_takes_calls_awake_and_asleep_and_ends_either_way(
+    tmp_path: Path,
+) -> None:
+    for rest_s in (0.0, 0.002, 2 * sqlite._AWAKE_S):
+        ledger = await SqliteLedger.open(tmp_path / "ledger.db")
+        await ledger.claim(node_info("a"))
+        await ledger.warm("world")
+        await asyncio.sleep(rest_s)
+        await ledger.renew()
+        await ledger.warm("world")
+        await asyncio.sleep(rest_s)
+        await asyncio.wait_for(ledger.close(), 5)
+
+
+async def test_nobody_looks_for_a_call_that_does_not_come(tmp_path: Path) -> None:
+    """Only for as long as a pause may take: it costs no processor time afterwards."""
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db")
+    await ledger.warm("world")
+    await asyncio.sleep(3 * sqlite._AWAKE_S)
+    before = time.process_time()
+    await asyncio.sleep(0.2)
+    assert time.process_time() - before < 0.02
+    await ledger.close()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from worldmove import messages as m
 from worldmove import protocol as p
@@ -71,8 +70,7 @@ class DestinationMove(Driver):
         self._wiping: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._adoption = Adoption(services.ledger, self._attended)
-        read = partial(warm, services.ledger, hello.session_id)
-        self._ready = Readiness(self._work, self.fail, services.settings.peer_timeout_ms / 1000, read)
+        self._ready = Readiness(self._work, self.fail, services.settings.peer_timeout_ms / 1000)
 
     @property
     def session_id(self) -> str:
@@ -117,9 +115,10 @@ class DestinationMove(Driver):
             return
         if isinstance(event, m.Round):
             self._ready.begin(self._bound())
+            self._work.spawn(warm(self.services.ledger, self.session_id))
         elif isinstance(event, m.Sealed):
             if self.landed < self.state_bytes:  # it may take long, and others write meanwhile
-                self._ready.warm()
+                self._work.spawn(warm(self.services.ledger, self.session_id))
             self._work.spawn(self._receiving().foresee(self._world(event)))
 
     def _world(self, sealed: m.Sealed) -> World:

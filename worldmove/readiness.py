@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from math import inf
-from typing import Any
 
 from worldmove.errors import DeadlineError, LedgerError, NoWorkerError
 from worldmove.ledger.base import Ledger
@@ -15,35 +14,22 @@ from worldmove.sessions import Berth
 from worldmove.tasks import Tasks
 
 SIGN_OF_LIFE_S = 0.2
-"""How old a worker's answer may be when its world is verified, and the keeper's when its world stops.
-
-So old may also be what the ledger has read: to read again what others have written since costs the commit
-less than a thread costs that works while the world stands.
-"""
+"""How old a worker's answer may be when its world is verified, and the keeper's when its world stops."""
 
 
 class Readiness:
-    """The keeper has the slot, the standby's worker has given a sign of life, the ledger has read the record.
+    """The keeper has the slot, and the standby's worker has given a sign of life.
 
     Args:
         work: runs what this starts; errors go its own way.
         fail: gives the move up, told a code and a message.
         timeout_s: how long a worker may take.
-        read: has the ledger read the record.
     """
 
-    def __init__(
-        self,
-        work: Tasks,
-        fail: Callable[[str, str], None],
-        timeout_s: float,
-        read: Callable[[], Coroutine[Any, Any, None]],
-    ) -> None:
+    def __init__(self, work: Tasks, fail: Callable[[str, str], None], timeout_s: float) -> None:
         self._work = work
         self._fail = fail
         self._timeout_s = timeout_s
-        self._read = read
-        self._read_at = -inf
         self._keeping: asyncio.Task[None] | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._kept_at = -inf
@@ -58,13 +44,6 @@ class Readiness:
             self._keeping = self._work.spawn(self._keep(berth))
         if _over(self._hearing) and _old(self._heard_at):
             self._hearing = self._work.spawn(self._hear(berth))
-        self.warm()
-
-    def warm(self) -> None:
-        """The ledger reads the record before the commit needs it, if it has not just now."""
-        if _old(self._read_at):
-            self._read_at = time.monotonic()
-            self._work.spawn(self._read())
 
     async def reached(self, berth: Berth) -> bool:
         """Whether all is as it has to be; where it is not, the move has been given up."""
@@ -91,7 +70,7 @@ class Readiness:
 
 
 async def warm(ledger: Ledger, session_id: str) -> None:
-    """The ledger reads the record, if it can; the commit hears of it if not."""
+    """The ledger reads the record before the commit needs it, if it can; the commit hears of it if not."""
     with contextlib.suppress(LedgerError):
         await ledger.warm(session_id)
 

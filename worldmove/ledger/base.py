@@ -191,7 +191,7 @@ class Ledger(Protocol):
         """`seq` of the latest change; a watch that starts from it tells only of what comes later."""
 
     async def warm(self, session_id: str) -> None:
-        """Has at hand what a swap of this session will read; changes nothing, and does not fail."""
+        """Gets ready for a swap of this session that comes soon; changes nothing, and does not fail."""
 
     async def ping(self) -> float:
         """Milliseconds of a durable write, which renews the lease too; before `claim`, of a read."""
