@@ -9,6 +9,7 @@ EXTRAS ?= host,dev
 # Options of single targets: `make demo ARGS="--moves 8"`, `make test ARGS="-k ledger"`.
 ARGS ?=
 # Most tests wait for processes to start and for deadlines to pass, so more of them run than there are cores.
+# They are given whole files, in the order of tests/conftest.py: those first that take long.
 TEST_PROCESSES ?= 4
 SOAK_MOVES ?= 100
 FUZZ_SECONDS ?= 600
@@ -37,7 +38,7 @@ demo: setup ## two nodes, one living world: watch it move there and back, bit fo
 	$(BIN)/worldmove demo $(ARGS)
 
 test: setup ## the whole suite; the last lines say how many tests were skipped
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ and tells the controller, which fails the run; only the controller looks at /dev
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -36,6 +37,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 MARK = "PYTEST_RUN_MARK"
 GRACE_S = 15.0
 SHM = Path("/dev/shm")
+
+SECONDS = Path(__file__).with_name("data") / "seconds.json"
+"""How long files of tests take; those that take less than some seconds are left out."""
 
 _run_key = pytest.StashKey[str]()
 _shm_key = pytest.StashKey[set[str]]()
@@ -68,9 +72,9 @@ def fleet(nodes: Fleet) -> Iterator[Fleet]:
 @pytest.fixture
 def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that the test starts find imagined GPUs."""
-    from gpu_kit import IMAGINED  # noqa: PLC0415 - as for `kit`
+    from gpu_kit import imagine  # noqa: PLC0415 - as for `kit`
 
-    monkeypatch.setenv("PYTHONPATH", IMAGINED)
+    imagine(monkeypatch)
 
 
 @pytest.fixture
@@ -130,6 +134,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_run_key] = os.environ[MARK] = uuid.uuid4().hex
     config.stash[_shm_key] = _shared_memory()
     config.stash[_leaks_key] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long begin first: one that begins last is waited for by an idle machine.
+
+    Within a file, and among those that `SECONDS` doesn't name, nothing changes its place.
+    """
+    seconds = json.loads(SECONDS.read_text())
+    items.sort(key=lambda item: -seconds.get(item.path.stem, 0))
 
 
 def _keep_bytecode(config: pytest.Config) -> None:

@@ -36,11 +36,16 @@ def run_dir(node: RunningNode) -> Path:
     return Path(words[words.index("--run-dir") + 1])
 
 
+def imagine(patch: pytest.MonkeyPatch) -> None:
+    """Processes that are started from now on find imagined GPUs, until the patch is undone."""
+    patch.setenv("PYTHONPATH", IMAGINED)
+
+
 @asynccontextmanager
 async def shared_pair(options: Sequence[str], logs: Path) -> AsyncIterator[list[RunningNode]]:
     """Nodes A and B with a GPU each and faults to arm, for several tests; `clear` them after each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", IMAGINED)
+        imagine(patch)
         async with running_nodes(["A", "B"], options, one_each("--faults", "arm"), logs) as running:
             yield running
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -77,8 +78,14 @@ def has_stopped(node: Node) -> None:
 
 
 def gone(pids: Sequence[int]) -> None:
-    """Waits until no such process is left."""
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "its processes are gone")
+    """Waits until no such process runs; one may be left to the system to reap."""
+    until(lambda: not any(_runs(pid) for pid in pids), "its processes are gone")
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    return False
 
 
 def replaced(node: Node) -> subprocess.Popen[bytes]:

@@ -105,6 +105,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text(), filename=str(path))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Everything in the parsed source: many rules look through all of it."""
+    return tuple(ast.walk(tree(path)))
+
+
 def module_name(path: Path) -> str:
     """`worldmove/ledger/sqlite.py` is `worldmove.ledger.sqlite`; a package stands for its `__init__`."""
     parts = path.with_suffix("").parts
@@ -114,27 +120,28 @@ def module_name(path: Path) -> str:
 def functions(path: Path) -> list[tuple[str, int]]:
     """Every function and method of a file with its number of lines."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
+    found = [node for node in nodes(path) if isinstance(node, kinds)]
     return [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in found]
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Every module that the file names in an import, wherever in it, as absolute dotted names."""
-    found = set()
-    for node in ast.walk(tree(path)):
+    found: set[str] = set()
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 raise AssertionError(f"{path}:{node.lineno}: a relative import")
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
-    return found
+    return frozenset(found)
 
 
 def imported_modules(path: Path, known: set[str]) -> set[str]:
     """Those of the `known` modules that the file imports; a package only where its own names are meant."""
     found = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

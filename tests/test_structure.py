@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from graphlib import CycleError, TopologicalSorter
@@ -185,3 +186,8 @@ def test_every_dependency_is_pinned() -> None:
     names = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in wanted}
     missing = names - pins().keys()
     assert not missing, f"`make pins` pins them: {sorted(missing)}"
+
+
+def test_files_that_are_known_to_take_long_exist() -> None:
+    names = json.loads((ROOT / "tests" / "data" / "seconds.json").read_text())
+    assert names.keys() <= {path.stem for path in sources("tests")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -15,8 +16,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def at_once() -> Iterator[None]:
     """While inside, a signal ends the process without a word: nothing has begun that would have to be undone.
 
-    For imports: an exception in the middle of one is shown as a traceback, wherever it is caught.
+    For imports: an exception in the middle of one is shown as a traceback, wherever it is caught. They
+    leave no garbage worth the time that is spent on looking for it meanwhile, a tenth of a node's start.
     """
+    collecting = gc.isenabled()
+    gc.disable()
     before = [(number, signal.getsignal(number)) for number in SIGNALS]
     for number in SIGNALS:
         handle(number, _leave)
@@ -26,6 +30,8 @@ def at_once() -> Iterator[None]:
         # The other way round: SIGTERM's handler may ask for SIGINT's, and must not find the one from above.
         for number, handler in reversed(before):
             handle(number, handler)
+        if collecting:
+            gc.enable()
 
 
 def handle(number: int, handler: signal._HANDLER) -> None:
