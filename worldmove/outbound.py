@@ -83,7 +83,7 @@ class Outbound:
         await self._reader.open()
         self._table = await self._reader.table()
         # What a live move waits for in its pause is what differs, and nobody knows before its table comes.
-        self._plan = self._reader.plan_read(self._table, self._reader.all_spans(), soon=self._hello.live)
+        self._plan = self._reader.plan_read(self._table, self._reader.all_spans(), few=self._hello.live)
         await self._reader.prepare(self._plan)
         if action.path == "local":
             self._token = secrets.token_bytes(32)
@@ -165,13 +165,15 @@ class Outbound:
                 return
         plan, self._plan = self._plan, None
         if plan is None:
-            plan = self._reader.plan_read(table, self._reader.all_spans(), soon=self._hello.live)
+            plan = self._reader.plan_read(table, self._reader.all_spans(), few=self._hello.live)
         if in_turns and pause is not None:
             await self._direct.begun(LANES_FIRST_S)
         start = time.monotonic()
         for some in plan.single_parts() if in_turns else [plan]:
             await self._reader.perform(some, urgent=urgent, on_read=noted)
         nbytes, seconds = self._holding.leaf_map.total, time.monotonic() - start
+        if pause is None:  # the next one may be that of a world that stands
+            self._plan = self._reader.plan_read(table, self._reader.all_spans(), few=True)
         self._services.intake.note_digest("source", self._hello.manifest, nbytes, seconds)
 
     def expect_stop(self) -> None:

@@ -133,8 +133,8 @@ class Reader:
         """
         await self.perform(self.plan_read(table, spans), urgent=urgent, on_read=on_read)
 
-    def plan_read(self, table: LeafTable, spans: Sequence[Span], *, soon: bool = False) -> Plan:
-        """What `read` does, for `prepare` and `perform`; `soon`: in parts that are there soon."""
+    def plan_read(self, table: LeafTable, spans: Sequence[Span], *, few: bool = False) -> Plan:
+        """What `read` does, for `prepare` and `perform`; `few`: in few parts, each of which is waited for."""
         pieces: defaultdict[str, list[Piece]] = defaultdict(list)
         for span in spans:
             device, piece = self._piece(span)
@@ -144,7 +144,7 @@ class Reader:
         return _plan(
             table,
             [
-                (pools[device], pools[device].plan_digest(keys[device], self.seed, some, soon=soon))
+                (pools[device], pools[device].plan_digest(keys[device], self.seed, some, few=few))
                 for device, some in pieces.items()
             ],
         )

@@ -25,8 +25,9 @@ from worldmove.shortage import shortage
 
 __all__ = ["CopyPiece", "ExecutorPool", "Piece"]
 
-SOON_PARTS = 2
-"""So many of the smallest parts are one where somebody waits for the first."""
+FEW_PARTS = 8
+"""So many of the smallest parts are one where somebody begins with the first: a node takes a third of a
+millisecond for each, at either end."""
 
 
 class ExecutorPool:
@@ -217,15 +218,15 @@ class ExecutorPool:
         await self.perform(self.plan_digest(table, seed, pieces), urgent=urgent, on_part=on_part)
 
     def plan_digest(
-        self, table: int, seed: int, pieces: Sequence[Piece], *, soon: bool = False
+        self, table: int, seed: int, pieces: Sequence[Piece], *, few: bool = False
     ) -> list[Part]:
         """The parts of a `digest`, for `prepare` and `perform`; raises ValidationError as `digest`.
 
-        `soon`: small parts, for somebody who begins with the first of them.
+        `few`: on a GPU few parts, for somebody who has to do something with each, and waits for the last.
         """
         self._attached.check_digest(table, pieces)
         size = self._part_size(sum(piece.length for piece in pieces))
-        size = min(size, SOON_PARTS * self._kind.smallest_part) if soon else size
+        size = max(size, FEW_PARTS * self._kind.smallest_part) if few and self.arms else size
         return work.digest_parts(table, seed, pieces, size)
 
     async def copy(self, pieces: Sequence[CopyPiece], *, urgent: bool = False, order: Order = False) -> None:
