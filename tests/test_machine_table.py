@@ -230,6 +230,9 @@ LIES = [
     Lie(D, State.COPYING, "Round", {}, {"number": 2}, "round 2 does not follow round 2"),
     Lie(D, State.COPYING, "Round", {}, {"number": 4}, "round 4 does not follow round 2"),
     Lie(D, State.COPYING, "Round", {}, {"final": True, "table": False}, "final round without a table"),
+    Lie(D, State.COPYING, "Round", {"expects": True}, {}, "live round after the last"),
+    Lie(D, State.COPYING, "Pausing", {"round_open": True}, {}, "round 2 is still open"),
+    Lie(D, State.COPYING, "Pausing", {"expects": True}, {}, "pausing twice"),
     Lie(D, State.COPYING, "TablePart", {"table_expected": False}, {}, "not announced"),
     Lie(D, State.COPYING, "TablePart", {}, {"number": 1}, "not announced"),
     Lie(D, State.COPYING, "TableEnd", {"round_open": False}, {}, "round 2 is not open"),
@@ -347,7 +350,7 @@ def test_a_source_takes_what_the_destination_offers_and_counts_rounds() -> None:
     assert read == p.ReadTable(number=2, final=False)
     given.handle(p.TableDone(number=2))
     given.handle(m.Landed(number=2, leaves=1, bytes=500, ms=3.0))
-    assert given.handle(p.LandedHere(block=12)) == (p.PauseWorld(),)
+    assert given.handle(p.LandedHere(block=12)) == (p.Send(message=m.Pausing()), p.PauseWorld())
     final, read = given.handle(p.WorldPaused(block=12))
     assert final == p.Send(message=m.Round(number=3, final=True, table=True))
     assert read == p.ReadTable(number=3, final=True)

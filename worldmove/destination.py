@@ -95,6 +95,7 @@ class DestinationMove(Driver):
         return super()._actions() | {
             p.Admit: self._admit,
             p.OpenPath: self._open_path,
+            p.Expect: self._expect,
             p.StartRound: self._start_round,
             p.PlanPart: self._plan_part,
             p.CloseRound: self._close_round,
@@ -177,7 +178,9 @@ class DestinationMove(Driver):
     def _on_landed(self, nbytes: int) -> None:
         self.landed += nbytes
         self._arrival.landed(nbytes)
-        if self.machine.state is State.PREPARED or time.monotonic() < self._tell_at:
+        state, expects = self.machine.state, self.machine.facts.expects
+        early = state is State.PREPARED or (state is State.COPYING and expects)
+        if early or time.monotonic() < self._tell_at:
             return  # the source doesn't know yet that its world stands, or it was told just now
         if self.landed - self._told >= max(PROGRESS_BYTES, self.state_bytes // 50):
             self._told, self._tell_at = self.landed, time.monotonic() + PROGRESS_S
@@ -187,6 +190,9 @@ class DestinationMove(Driver):
         if self._inbound is None:
             raise PeerError("a round is announced before the path was opened")
         return self._inbound
+
+    async def _expect(self, _action: p.Expect) -> None:
+        await self._receiving().expect()
 
     def _start_round(self, action: p.StartRound) -> None:
         self._arrival.begins(final=action.final)

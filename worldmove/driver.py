@@ -57,7 +57,7 @@ KEPT_STEPS = 64
 
 WORK = (
     p.OfferPath, p.NoteLanded, p.ReadTable, p.PauseWorld, p.SealWorld,
-    p.Admit, p.OpenPath, p.CloseRound, p.Verify, p.Repair,
+    p.Admit, p.OpenPath, p.CloseRound, p.Expect, p.Verify, p.Repair,
 )  # fmt: skip
 """Actions that may be cancelled when a move is given up. Those on the record never are."""
 

@@ -85,6 +85,7 @@ class Inbound:
         self._everything: Plan | None = None
         self._planned: dict[tuple[Span, ...], Plan] = {}
         self._armed: Armed | DirectPath | None = None
+        self._expected: Leaves | None = None
         self._fresh = False
         self._hashing: asyncio.Task[None] | None = None
         self._digests: list[bytes] | None = None
@@ -106,7 +107,6 @@ class Inbound:
         self._rearranger = Rearranger(
             self._reader, tables, self._asked, self._ask, on_read=self._on_read, spawn=self._tasks.spawn
         )
-        await self._rearranger.prepare()
         if self._landing is not None and self._landing.at_once:
             # A world that stands waits for none of this.
             leaf_map = self._reader.memory.leaf_map
@@ -127,6 +127,25 @@ class Inbound:
                 self._armed = self._path
                 self._tasks.spawn(self._bring(leaf_map.whole(), ahead=True))
 
+    async def expect(self) -> None:
+        """After the last live round: what is foreseen of the last one begins to come once the world stands.
+
+        A wrong guess costs bytes: whatever is brought while the world stands is right, at any place.
+
+        Raises:
+            WorldMoveError: an executor ended meanwhile.
+        """
+        leaves = await self._rearranger.expect()
+        if self._landing is None or self._landing.sign is None or not leaves.size:
+            return
+        batches = list(self._batches(self._reader.memory.leaf_map.runs(leaves)))
+        plan = self._landing.plan(batches, self._own)
+        await self._reader.prepare(plan)
+        if not self._count.final:  # else it stands already, and all of it is asked for as always
+            self._own.forget(leaves)
+            self._expected = leaves
+            self._armed = self._landing.arm(plan, self._landing.sign, self._note_landed)
+
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
         share = 1.0 if final else self._live_share
@@ -144,7 +163,12 @@ class Inbound:
         self._hashes = RegionHashes(self._reader, self._theirs, at_once=final)
         if self._armed is not None:
             self._armed.go()
-            self._ask_all()
+            if self._expected is None:
+                self._ask_all()
+            else:
+                self._note_asked(self._expected)
+                self._tasks.spawn(self._arrived(self._armed))
+                self._ask(np.flatnonzero(~(self._own.known | self._asked)))
         elif self._own.known.any():
             self._ask(np.flatnonzero(~self._own.known))
         else:
@@ -205,9 +229,14 @@ class Inbound:
         armed, self._armed = self._armed, None
         if armed is None or await armed.stood_at(block):
             return
-        self._own.forget()
-        self._proven[:] = False
-        self._ask_all()
+        if self._expected is None:
+            self._own.forget()
+            self._proven[:] = False
+            self._ask_all()
+        else:
+            self._own.forget(self._expected)
+            self._proven[self._expected] = False
+            self._tasks.spawn(self._bring(self._reader.memory.leaf_map.runs(self._expected)))
         await self._tasks.join()
 
     def damaged(self) -> Leaves:
@@ -284,13 +313,16 @@ class Inbound:
     def _ask(self, leaves: Leaves) -> None:
         if leaves.size == 0:
             return
-        self._asked[leaves] = True
         self._own.forget(leaves)
+        self._tasks.spawn(self._bring(self._note_asked(leaves)))
+
+    def _note_asked(self, leaves: Leaves) -> list[Span]:
+        self._asked[leaves] = True
         self._count.asked_at = self._count.asked_at or time.monotonic()
         spans = self._reader.memory.leaf_map.runs(leaves)
         self._count.leaves += int(leaves.size)
         self._count.bytes += sum(span.length for span in spans)
-        self._tasks.spawn(self._bring(spans))
+        return spans
 
     def _ask_all(self) -> None:
         """As `_ask`, without a list of every leaf: nothing is known but what comes in this round."""

@@ -128,7 +128,7 @@ _LATE_AT_SOURCE = (
 )  # fmt: skip
 _LATE_AT_DESTINATION = (
     p.PathReady, p.RoundComplete, p.DamageFound, p.Repaired, p.MemoryVerified, p.RecordCommitted,
-    m.Begin, m.Round, m.TablePart, m.TableEnd, m.Sealed,
+    m.Begin, m.Round, m.TablePart, m.TableEnd, m.Pausing, m.Sealed,
 )  # fmt: skip
 
 
@@ -183,6 +183,7 @@ DESTINATION: Table = {
     (State.ADMITTED, m.Begin): destination.begin,
     (State.ADMITTED, p.PathReady): destination.ready,
     **_rows((State.PREPARED, State.COPYING), (m.Round,), destination.open_round),
+    (State.COPYING, m.Pausing): destination.pausing,
     (State.COPYING, m.TablePart): destination.part(State.COPYING),
     (State.COPYING, m.TableEnd): destination.table_end(State.COPYING),
     (State.COPYING, p.RoundComplete): destination.landed,

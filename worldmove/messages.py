@@ -222,6 +222,10 @@ class Progress(Message, frozen=True, kw_only=True):
     bytes: Count
 
 
+class Pausing(Message, frozen=True, kw_only=True):
+    """Source → destination: no live round follows. The world is asked to stop, then comes the last round."""
+
+
 class Landed(Message, frozen=True, kw_only=True):
     """Destination → source: everything that a live round asked for lies in memory and was read back.
 
@@ -312,6 +316,7 @@ PeerMessage = (
     | TablePart
     | TableEnd
     | Progress
+    | Pausing
     | Landed
     | Sealed
     | Verified

@@ -82,12 +82,11 @@ class Outbound:
         """
         await self._reader.open()
         self._table = await self._reader.table()
-        # What a live move waits for in its pause is what differs, and nobody knows before its table comes.
         self._plan = self._reader.plan_read(self._table, self._reader.all_spans(), few=self._hello.live)
         await self._reader.prepare(self._plan)
         if action.path == "local":
             self._token = secrets.token_bytes(32)
-            page = await self._arm(self._plan)
+            page = await self._arm()
             door = self._services.door
             door.offer(self._token, (*self._holding.fds, self._looked_at(self._table.fd), *page))
             return descriptors_of(self._holding, str(door.path), self._token, page=bool(page))
@@ -99,19 +98,20 @@ class Outbound:
             return await self._direct.begin(move_id, self._holding, host, self._on_direct_lost, spare)
         return m.Begin(lanes=await self._serve(action.lanes))
 
-    async def _arm(self, plan: Plan) -> tuple[int, ...]:
+    async def _arm(self) -> tuple[int, ...]:
         """Arms the reading of a world that will stand; the page that shows it, for the destination too."""
+        plan = self._reader.plan_read(self.table, self._reader.all_spans())
         page = self._page() if all(pool.arms for pool, _ in plan.parts) else None
         if page is None:
             return ()
+        await self._reader.prepare(plan)
         self._armed = Armed(plan, await Sign.open(page, [pool for pool, _ in plan.parts]))
-        self._plan = None
         return (page,)
 
     def _page(self) -> int | None:
         """A page that shows when the world stands, where it will and one can be seen."""
         pages = self._slot.pages
-        if self._hello.live or not self._slot.ranks.attended or pages.leaf is not None:
+        if not self._slot.ranks.attended or pages.leaf is not None:
             return None
         return self._looked_at(pages.fds[0])
 

@@ -245,6 +245,10 @@ class OpenPath(Action, frozen=True, kw_only=True):
     begin: Begin
 
 
+class Expect(Action, frozen=True, kw_only=True):
+    """Destination: have what the last round will bring, as far as that is foreseen, begin at the stop."""
+
+
 class StartRound(Action, frozen=True, kw_only=True):
     """Destination: begin a round; ask at once for the leaves that are not known here."""
 

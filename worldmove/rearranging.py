@@ -78,7 +78,7 @@ class Rearranger:
         self._final = False
         self._moving = 0
         self._complete = False
-        self._everything: Plan | None = None
+        self._kept: tuple[Longs, Plan] | None = None
         self._copied_s = 0.0
         self._turn = asyncio.Lock()  # there is one scratch
         self._planned = np.zeros(self._geometry.count, dtype=np.bool_)
@@ -86,11 +86,23 @@ class Rearranger:
         self.copied = np.zeros(self._geometry.count, dtype=np.bool_)
         self.copied_bytes = 0
 
-    async def prepare(self) -> None:
-        """Has GPUs get ready to read everything again, which most of it is in the pause."""
-        if self._geometry.kinds == {True}:
-            self._everything = self._reader.plan_read(self._tables.again, self._reader.all_spans())
-            await self._reader.prepare(self._everything)
+    async def expect(self) -> Longs:
+        """Has GPUs get ready to read again what is not expected to be sent in the last round.
+
+        Returns:
+            Leaves that are; what lies there is needed by nobody.
+
+        Raises:
+            ProcessLostError: an executor ended meanwhile.
+        """
+        known = self._tables.own.known
+        expected = self._foresight.expected(known)
+        kept = np.flatnonzero(known & ~expected)
+        if kept.size and self._geometry.on_gpu[kept].all():
+            plan = self._reader.plan_read(self._tables.again, self._reader.memory.leaf_map.runs(kept))
+            await self._reader.prepare(plan)
+            self._kept = kept, plan
+        return np.flatnonzero(expected)
 
     def start_round(self, *, final: bool) -> None:
         """Begins a round; a last one reads what is here again, unless it expects that to be moved."""
@@ -241,8 +253,9 @@ class Rearranger:
 
     async def _read_at_once(self, table: LeafTable, leaves: Longs) -> None:
         start = time.monotonic()
-        if self._everything is not None and table is self._tables.again and leaves.size == table.count:
-            plan, self._everything = self._everything, None
+        kept, self._kept = self._kept, None
+        if kept is not None and table is self._tables.again and np.array_equal(kept[0], leaves):
+            plan = kept[1]
         else:
             plan = self._reader.plan_read(table, self._reader.memory.leaf_map.runs(leaves))
         await self._reader.perform(plan, urgent=True)

@@ -27,6 +27,7 @@ class Foresight:
         self._first: Longs | None = None
         self._starts = np.full(geometry.first.size, geometry.count, dtype=np.int64)
         self._moved = self._others = 0
+        self._sent = np.zeros(geometry.count, dtype=np.bool_)
         self.ahead = False
 
     def begin(self) -> None:
@@ -50,7 +51,25 @@ class Foresight:
             self._first = self._starts.copy()
         elif self._others or not self.ahead or 2 * int(sent.sum()) > sent.size:
             self._first = None
+        self._sent = sent.copy()
         self.ahead = False
+
+    def expected(self, known: Flags) -> Flags:
+        """bool, by leaf: what the next table is expected to need, by what the last one did.
+
+        Where memory was moved ahead new bytes come to the same places again; where nothing moves at all, to
+        those a stride further on, and from a region's end to its beginning; or nearly everything is new.
+        """
+        sent, geometry = self._sent & known, self._geometry
+        many = 2 * int(sent.sum()) > sent.size
+        if many or self.ahead or not self._others == self._moved == 0:
+            return sent if many or self.ahead else np.zeros_like(sent)
+        leaves = np.flatnonzero(sent & geometry.strided)
+        first = geometry.first[geometry.owner[leaves]]
+        size = geometry.first[geometry.owner[leaves] + 1] - first
+        expected = np.zeros_like(sent)
+        expected[first + (leaves - first + geometry.step[leaves]) % size] = True
+        return expected & known
 
     def targets(self, known: Flags) -> Longs:
         """Leaves that will be where the leaf a stride further on is now, as far as that one is known."""

@@ -217,9 +217,7 @@ class ExecutorPool:
         """
         await self.perform(self.plan_digest(table, seed, pieces), urgent=urgent, on_part=on_part)
 
-    def plan_digest(
-        self, table: int, seed: int, pieces: Sequence[Piece], *, few: bool = False
-    ) -> list[Part]:
+    def plan_digest(self, table: int, seed: int, pieces: Sequence[Piece], *, few: bool = False) -> list[Part]:
         """The parts of a `digest`, for `prepare` and `perform`; raises ValidationError as `digest`.
 
         `few`: on a GPU few parts, for somebody who has to do something with each, and waits for the last.

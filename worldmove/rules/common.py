@@ -34,6 +34,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         round_open: not everything that the round asked for has been read back.
         table_expected: parts of the round's table may still come.
         closing: nothing more will be asked for in the round.
+        expects: no live round follows.
         complete: source: the destination holds the root. Destination: the final round has landed.
         sealed: what the destination must arrive at.
         repairs: how often damaged leaves were asked for again.
@@ -56,6 +57,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     round_open: bool = False
     table_expected: bool = False
     closing: bool = False
+    expects: bool = False
     complete: bool = False
     sealed: m.Sealed | None = None
     repairs: int = 0

@@ -49,9 +49,17 @@ def open_round(facts: Facts, event: m.Round) -> Step:
     require(not facts.round_open, f"round {facts.round} is still open")
     require(event.number == facts.round + 1, f"round {event.number} does not follow round {facts.round}")
     require(event.table or not event.final, "a final round without a table")
+    require(event.final or not facts.expects, "a live round after the last one")
     facts = replace(facts, round=event.number, round_open=True, table_expected=event.table, closing=False)
     state = State.FINISHING if event.final else State.COPYING
     return Step(state, facts, (p.StartRound(number=event.number, final=event.final),))
+
+
+def pausing(facts: Facts, _event: m.Pausing) -> Step:
+    """What is foreseen of the last round can be made ready."""
+    require(not facts.round_open, f"round {facts.round} is still open")
+    require(not facts.expects, "pausing twice")
+    return Step(State.COPYING, replace(facts, expects=True), (p.Expect(),))
 
 
 def part(state: State) -> Rule:

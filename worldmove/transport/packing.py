@@ -18,7 +18,7 @@ from worldmove.transport.slots import ROW, Load
 SLOT_BYTES = 256 << 20
 """The longest message; rings are multiples of it."""
 ALONE = 32 << 20
-"""From this length on a piece is a message of its own: that comes about as fast as longer ones through a ring."""
+"""From this length on a piece is a message of its own, about as fast as a long one through a ring."""
 LEAST_CHUNK = 16 << 20
 MOST_DEPTH = 16
 PAGE = 4096
