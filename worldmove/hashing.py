@@ -15,7 +15,7 @@ from worldmove.errors import ValidationError
 from worldmove.reading import Reader
 
 GRAIN_LEAVES = 16 * 1024
-"""Rows that are worth a request of their own: 256 KiB, a third of a millisecond for one executor."""
+"""Rows that are worth a request of their own: 256 KiB, a third of a millisecond's work."""
 
 
 class RegionHashes:

@@ -144,7 +144,8 @@ class Inbound:
         if not self._count.final:  # else it stands already, and all of it is asked for as always
             self._own.forget(leaves)
             self._expected = leaves
-            self._armed = self._landing.arm(plan, self._landing.sign, self._note_landed)
+            # A node takes a millisecond or two to note fifty runs one by one, while the world stands.
+            self._armed = self._landing.arm(plan, self._landing.sign)
 
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
@@ -166,8 +167,7 @@ class Inbound:
             if self._expected is None:
                 self._ask_all()
             else:
-                self._note_asked(self._expected)
-                self._tasks.spawn(self._arrived(self._armed))
+                self._tasks.spawn(self._came(self._armed, self._note_asked(self._expected)))
                 self._ask(np.flatnonzero(~(self._own.known | self._asked)))
         elif self._own.known.any():
             self._ask(np.flatnonzero(~self._own.known))
@@ -354,6 +354,11 @@ class Inbound:
         await armed.ended()
         self._count.started = min(self._count.started, armed.began or self._count.started)
         self._count.asked_at = self._count.started
+
+    async def _came(self, armed: Armed | DirectPath, spans: Sequence[Span]) -> None:
+        await self._arrived(armed)
+        self._count.landed_at = time.monotonic()
+        self._on_landed(sum(span.length for span in spans))
 
     def _batches(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
         # Asked for each batch: a gate finds out while bytes come how many may be under way.

@@ -176,7 +176,7 @@ class LocalPath:
         """Does what was planned, as far as the executors' queues reach all at once."""
         await self._shielded(self._target.perform, plan, urgent=urgent, on_read=on_read)
 
-    def arm(self, plan: Plan, sign: Sign, on_read: OnRead) -> Armed:
+    def arm(self, plan: Plan, sign: Sign, on_read: OnRead | None = None) -> Armed:
         """Has what was planned begin when the world stands; once."""
         self._armed = Armed(plan, sign)
         self._armed.start(on_read)
