@@ -32,7 +32,7 @@ from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
 
 log = structlog.get_logger(__name__)
 BATCH_BYTES = 256 << 20
-WIDTH = 6
+WIDTH = 32
 """Batches under way on a lane: what the rings hold, and enough behind it that no slot waits for the node."""
 FAILED_S = 60.0
 """For so long a path that could not be opened is not chosen by itself: a trial may cost its move seconds."""

@@ -23,9 +23,9 @@ from worldmove.tasks import each
 OnRead = Callable[[int, int], None]
 """Called with (first leaf, number of leaves) as parts of a reading are done."""
 
-INLINE_BYTES = 512 << 10
+INLINE_BYTES = 64 << 10
 INLINE_REGIONS = 512
-"""A table as small as this is hashed here, in half a millisecond at most; to ask an executor takes longer."""
+"""A table as small as this is hashed here, in a tenth of a millisecond; to ask an executor takes longer."""
 
 
 @dataclass(frozen=True, slots=True)

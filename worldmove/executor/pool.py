@@ -25,6 +25,8 @@ from worldmove.shortage import shortage
 
 __all__ = ["CopyPiece", "ExecutorPool", "Piece"]
 
+MIN_HASHED = 64 << 10
+"""So many bytes of a table take an executor about as long as to wake another one."""
 FEW_PARTS = 8
 """So many of the smallest parts are one where somebody begins with the first: a node takes a third of a
 millisecond for each, at either end."""
@@ -318,8 +320,8 @@ class ExecutorPool:
         """
         for first, count in ranges:
             self._attached.check(table, first * DIGEST_BYTES, count * DIGEST_BYTES)
-        size = self._part_size(sum(count for _, count in ranges) * DIGEST_BYTES)
-        parts = work.hash_parts(table, ranges, size)
+        total = sum(count for _, count in ranges) * DIGEST_BYTES
+        parts = work.hash_parts(table, ranges, max(-(-total // self._count), MIN_HASHED))
         await self._run(parts, urgent=urgent)
         return [digest for part in parts if part.done is not None for digest in part.done.digests]
 
