@@ -109,6 +109,8 @@ class SourceSide(Side):
         fate = records.fate(self.move.record, self.move_id)
         assert fate != "superseded", "a world is paused before the ledger has answered"
         self.running, self.paused = False, True
+        if self.machine.facts.live and not self.closed:
+            self.peer.inbox.append(m.Pausing())
         self.post(p.WorldPaused(block=self.block))
 
     def _seal_world(self, _action: p.SealWorld) -> Steps:

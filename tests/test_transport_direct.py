@@ -31,7 +31,7 @@ from worldmove.transport.pool import Lane, LanePool, LaneRegion, mint_token
 
 pytestmark = pytest.mark.usefixtures("imagined")
 
-SIZES = (9 * MB + 12_345, 1, 0, 8191, 5 * MB + 1, *range(1, 60))
+SIZES = (33 * MB + 12_345, 1, 0, 8191, 5 * MB + 1, *range(1, 60))
 GRANULE = 2 * MB
 REGIONS = [
     LaneRegion(0, 512 + 2 * MB * number + sum(SIZES[:number]), size) for number, size in enumerate(SIZES)

@@ -1,11 +1,19 @@
-"""What one round took: bytes, leaves and times, as the receiving end sees them."""
+"""What one round took, bytes, leaves and times, as the receiving end sees them; and what was damaged."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from worldmove.hosting.memory import Holding
+from worldmove.manifest import LeafMap
+from worldmove.messages import DamagedLeaf
 from worldmove.protocol import RoundComplete
+
+MOST_NAMED = 10_000
 
 
 @dataclass(slots=True)
@@ -50,3 +58,23 @@ class RoundCount:
             copied_bytes=self.copied_bytes,
             wire_ms=self.wire_ms,
         )
+
+
+def bytes_before(leaf_map: LeafMap, leaf: int) -> int:
+    """Bytes of all regions together that stand before a leaf (or before the end), in manifest order."""
+    region = int(np.searchsorted(leaf_map.first, leaf, side="right")) - 1
+    before = int(leaf_map.nbytes[:region].sum())
+    if region < len(leaf_map.nbytes):
+        before += int((leaf - leaf_map.first[region]) * leaf_map.leaf_bytes[region])
+    return before
+
+
+def damages(attempts: Mapping[int, int], memory: Holding) -> tuple[DamagedLeaf, ...]:
+    """Leaves that had to be sent again, and how often, by region and leaf of the region; the first 10,000."""
+    leaf_map, regions = memory.leaf_map, memory.manifest.regions
+    found = []
+    for leaf, times in sorted(attempts.items())[:MOST_NAMED]:
+        region = int(np.searchsorted(leaf_map.first, leaf, side="right")) - 1
+        index = leaf - int(leaf_map.first[region])
+        found.append(DamagedLeaf(regions[region].name, index, times))
+    return tuple(found)

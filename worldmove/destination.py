@@ -31,8 +31,6 @@ from worldmove.sessions import Berth
 RECLAIM_POLL_S = 0.05
 PROGRESS_BYTES = 1 << 20
 PROGRESS_S = 0.05
-
-
 AHEAD_SHARE = 0.5
 """Of a block's time: so long may it take to move on what is foreseen, as blocks would go by otherwise."""
 
@@ -178,8 +176,8 @@ class DestinationMove(Driver):
     def _on_landed(self, nbytes: int) -> None:
         self.landed += nbytes
         self._arrival.landed(nbytes)
-        state, expects = self.machine.state, self.machine.facts.expects
-        early = state is State.PREPARED or (state is State.COPYING and expects)
+        told = self.machine.facts.expects or not self.hello.live  # that the next round is the last one
+        early = told and self.machine.state is not State.FINISHING
         if early or time.monotonic() < self._tell_at:
             return  # the source doesn't know yet that its world stands, or it was told just now
         if self.landed - self._told >= max(PROGRESS_BYTES, self.state_bytes // 50):

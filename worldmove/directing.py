@@ -221,13 +221,26 @@ class DirectServing:
     def __init__(self, lanes: DirectLanes) -> None:
         self._pools = lanes
         self.lanes: list[Lane] = []
-        self._held = False
+        self._held = self._live = False
         self._page: int | None = None
         self._begun: list[asyncio.Future[None]] = []
 
     def hold(self, page: int | None) -> None:
         """Before `begin`: nothing is read before the world stands, as `page` shows, or `go` says."""
         self._held, self._page = True, page
+
+    def show(self, page: int | None) -> None:
+        """Before `begin`, of a world that is copied live: where `hold_lanes` lets lanes look."""
+        self._live, self._page = True, page
+
+    async def hold_lanes(self) -> None:
+        """After the last live round: nothing more is read before the world stands, as `hold`.
+
+        Raises:
+            WorldMoveError: a lane is gone.
+        """
+        await each([lane.hold() for lane in self.lanes])
+        self._held = True
 
     def look(self) -> None:
         """The world is asked to stop: lanes that have a page look at it from now on."""
@@ -289,6 +302,8 @@ class DirectServing:
             token = mint_token()
             if self._held:
                 await self._hold(lane)
+            elif self._live:
+                await self._watched(lane)
             await lane.serve(token, held=self._held)
             offers.append(m.LaneOffer(host, lane.port, token, device))
         return tuple(offers)
@@ -302,6 +317,9 @@ class DirectServing:
                 begun.set_result(None)
 
         lane.on_stood = stood
+        await self._watched(lane)
+
+    async def _watched(self, lane: Lane) -> None:
         if self._page is not None:
             words = stop_words(self._page)
             stop = Stop(0, words.pause_at, words.ranks, RankState.STOPPED)

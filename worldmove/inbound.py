@@ -18,12 +18,12 @@ import numpy as np
 
 from worldmove import delta
 from worldmove.arming import Armed
-from worldmove.counting import RoundCount
+from worldmove.counting import RoundCount, bytes_before, damages
 from worldmove.digest import LeafTable, Leaves
 from worldmove.directing import DirectPath
 from worldmove.errors import ValidationError, WorldMoveError
 from worldmove.hashing import RegionHashes
-from worldmove.manifest import LeafMap, Span
+from worldmove.manifest import Span
 from worldmove.messages import DamagedLeaf, TablePart
 from worldmove.pacing import Duty
 from worldmove.paths import LocalPath, Path
@@ -130,22 +130,28 @@ class Inbound:
     async def expect(self) -> None:
         """After the last live round: what is foreseen of the last one begins to come once the world stands.
 
-        A wrong guess costs bytes: whatever is brought while the world stands is right, at any place.
-
-        Raises:
-            WorldMoveError: an executor ended meanwhile.
+        A wrong guess costs bytes: whatever is brought while it stands is right. Raises as `Reader.prepare`.
         """
         leaves = await self._rearranger.expect()
-        if self._landing is None or self._landing.sign is None or not leaves.size:
+        spans = self._reader.memory.leaf_map.runs(leaves)
+        if not spans:
             return
-        batches = list(self._batches(self._reader.memory.leaf_map.runs(leaves)))
-        plan = self._landing.plan(batches, self._own)
-        await self._reader.prepare(plan)
-        if not self._count.final:  # else it stands already, and all of it is asked for as always
-            self._own.forget(leaves)
-            self._expected = leaves
-            # A node takes a millisecond or two to note fifty runs one by one, while the world stands.
-            self._armed = self._landing.arm(plan, self._landing.sign)
+        if self._landing is not None and self._landing.sign is not None:
+            plan = self._landing.plan(list(self._batches(spans)), self._own)
+            await self._reader.prepare(plan)
+            if self._may_begin(leaves):
+                # A node takes a millisecond or two to note fifty runs one by one, while the world stands.
+                self._armed = self._landing.arm(plan, self._landing.sign)
+        elif isinstance(self._path, DirectPath) and self._path.ahead and self._may_begin(leaves):
+            self._armed = self._path
+            self._tasks.spawn(self._bring(spans, ahead=True))
+
+    def _may_begin(self, leaves: Leaves) -> bool:
+        if self._count.final:
+            return False  # it stands already, and all of it is asked for as always
+        self._own.forget(leaves)
+        self._expected, self._duty = leaves, Duty(1.0)
+        return True
 
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
@@ -260,13 +266,7 @@ class Inbound:
 
     def damages(self) -> tuple[DamagedLeaf, ...]:
         """What had to be sent again in this move, by region and leaf of the region; the first 10,000."""
-        leaf_map, regions = self._reader.memory.leaf_map, self._reader.memory.manifest.regions
-        found = []
-        for leaf, attempts in sorted(self._attempts.items())[:10_000]:
-            region = int(np.searchsorted(leaf_map.first, leaf, side="right")) - 1
-            index = leaf - int(leaf_map.first[region])
-            found.append(DamagedLeaf(regions[region].name, index, attempts))
-        return tuple(found)
+        return damages(self._attempts, self._reader.memory)
 
     async def foresee(self, world: World) -> None:
         """Computes the root of what the source's table says, while the last bytes still arrive.
@@ -357,6 +357,8 @@ class Inbound:
 
     async def _came(self, armed: Armed | DirectPath, spans: Sequence[Span]) -> None:
         await self._arrived(armed)
+        if isinstance(armed, DirectPath):
+            return  # each batch is noted by itself
         self._count.landed_at = time.monotonic()
         self._on_landed(sum(span.length for span in spans))
 
@@ -394,12 +396,3 @@ class Inbound:
                 await self._reader.perform(plan, urgent=final, on_read=self._prove)
         finally:
             self._unread.release()
-
-
-def bytes_before(leaf_map: LeafMap, leaf: int) -> int:
-    """Bytes of all regions together that stand before a leaf (or before the end), in manifest order."""
-    region = int(np.searchsorted(leaf_map.first, leaf, side="right")) - 1
-    before = int(leaf_map.nbytes[:region].sum())
-    if region < len(leaf_map.nbytes):
-        before += int((leaf - leaf_map.first[region]) * leaf_map.leaf_bytes[region])
-    return before

@@ -40,7 +40,7 @@ SHORTEST_S = 1e-6
 LEAST_DIGEST = 4 << 20
 BURST_S = 0.02
 LEAST_BURST = 1 << 20
-FABRIC_BYTES = 8 << 30
+FABRIC_BYTES = 32 << 30
 """Out at once on direct paths: all that lanes ask for, as each bounds itself by its ring."""
 
 

@@ -205,7 +205,7 @@ DESTINATION: Table = {
     (State.COMMITTED, p.RecordSettled): destination.settled,
     (State.COMMITTED, p.Failed): destination.cannot_adopt,
     **{(State.COMMITTED, event): late(State.COMMITTED) for event in (p.PeerLost, m.Abort, m.Released)},
-    (State.RECLAIMING, m.Released): late(State.RECLAIMING),
+    **{(state, m.Released): late(state) for state in (State.SETTLING, State.RECLAIMING)},
     (State.SETTLING, p.RecordSettled): destination.settled,
     (State.RECLAIMING, p.RecordSettled): destination.settled,
     (State.RECLAIMING, p.RecordAdopted): destination.adopted,

@@ -92,8 +92,8 @@ class Outbound:
             return descriptors_of(self._holding, str(door.path), self._token, page=bool(page))
         if action.path == "direct":
             spare = await self._serve(action.lanes) if action.lanes else ()
-            if not self._hello.live:
-                self._direct.hold(self._page())
+            show = self._direct.show if self._hello.live else self._direct.hold
+            show(self._page())
             move_id, host = self._hello.move_id, self._host()
             return await self._direct.begin(move_id, self._holding, host, self._on_direct_lost, spare)
         return m.Begin(lanes=await self._serve(action.lanes))
@@ -175,6 +175,14 @@ class Outbound:
         if pause is None:  # the next one may be that of a world that stands
             self._plan = self._reader.plan_read(table, self._reader.all_spans(), few=True)
         self._services.intake.note_digest("source", self._hello.manifest, nbytes, seconds)
+
+    async def last_round(self) -> None:
+        """No live round follows: direct lanes wait for the stop with what is pulled from now on.
+
+        Raises:
+            WorldMoveError: a lane is gone.
+        """
+        await self._direct.hold_lanes()
 
     def expect_stop(self) -> None:
         """The world is asked to stop now: what is armed waits for that."""

@@ -238,6 +238,9 @@ class SourceMove(Driver):
         # The workers of a node that has just started again come back at their boundaries.
         await ranks.roll.back(self.services.settings.peer_timeout_ms / 1000)
         timeout = max(self.hello.deadline_ms - self.account.elapsed_ms, 0) / 1000
+        if self.hello.live:
+            await self._memory.last_round()
+            self.send(m.Pausing())
         self._memory.expect_stop()
         self._pause = await ranks.pause(timeout, allow_unattended=self.hello.allow_unattended)
         self._memory.stands()

@@ -102,7 +102,7 @@ def decide(facts: Facts, event: p.LandedHere) -> Step:
     hopeless = facts.policy.hopeless(facts.rounds, since)
     if hopeless is not None:
         return give_up(facts, p.Failed(code="not-converging", message=str(hopeless)))
-    return Step(State.PAUSING, facts, (p.Send(message=m.Pausing()), p.PauseWorld()))
+    return Step(State.PAUSING, facts, (p.PauseWorld(),))
 
 
 def paused(facts: Facts, _event: p.WorldPaused) -> Step:

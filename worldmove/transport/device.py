@@ -18,7 +18,7 @@ from worldmove.errors import DeviceError, FramingError
 from worldmove.kernels.runs_cuda import RunKernels
 from worldmove.kernels.streams import Begun, begin_copies
 from worldmove.transport.base import DeviceBytes
-from worldmove.transport.packing import ALONE, SLOT_BYTES
+from worldmove.transport.packing import SLOT_BYTES, STRAIGHT
 from worldmove.transport.slots import Rows
 from worldmove.transport.table import LaneRegion, Sizes
 
@@ -147,7 +147,7 @@ class DeviceTable(Sizes):
         if rows.size != 1:
             return None
         region, offset, length, _ = rows.tolist()[0]
-        return DeviceBytes((self._places[region] or 0) + offset, length) if length >= ALONE else None
+        return DeviceBytes((self._places[region] or 0) + offset, length) if length >= STRAIGHT else None
 
     @property
     def largest(self) -> DeviceBytes | None:

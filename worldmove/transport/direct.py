@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -88,6 +88,7 @@ class DirectSource(Server):
         self._chunk = asks.shape.chunk_bytes
         self._ring = Slots(gpu, self._chunk)
         self._filled: asyncio.Queue[Filled] = asyncio.Queue()
+        self._start = asks.start
         self._block: int | None = None
         self._stood = 0.0
 
@@ -96,9 +97,10 @@ class DirectSource(Server):
 
     async def _serve(self) -> None:
         note, now = self.account.note, self.account.now
-        await self._start()
         while True:
-            for load in pack(await self._pulls.get(), self._chunk):
+            spans = await self._pulls.get()
+            await self._awaits()
+            for load in pack(spans, self._chunk):
                 began = now()
                 slot = await self._ring.take(load.nbytes)
                 began = note("slot", began)
@@ -108,10 +110,15 @@ class DirectSource(Server):
                 # Each call of CUDA takes its time: the first slot is sent before the last one is begun.
                 await asyncio.sleep(0)
 
-    async def _start(self) -> None:
+    def hold(self, start: Callable[[], Awaitable[int]]) -> None:
+        """See `held.Holding`."""
+        self._start = start
+
+    async def _awaits(self) -> None:
         """Nothing is read of a world that will stand before it does; the destination hears at which block."""
-        if self._asks.start is not None:
-            self._block = await self._asks.start()
+        start, self._start = self._start, None
+        if start is not None:
+            self._block = await start()
             self._stood = self.account.now()
             self._send(Kind.STOOD, memoryview(framing.STOOD.pack(self._block)))
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol, runtime_checkable
 
 from worldmove.transport.exchange import Exchange
 from worldmove.transport.faults import Faults
 from worldmove.transport.slots import SlotTable
 from worldmove.transport.starting import Start
 from worldmove.transport.table import RegionTable
+
+
+@runtime_checkable
+class Holding(Protocol):
+    """A source that can be told to wait."""
+
+    def hold(self, start: Callable[[], Awaitable[int]]) -> None:
+        """What is pulled from now on is read when `start` has returned: at which block, or `UNSEEN`."""
 
 
 class Held:

@@ -56,6 +56,10 @@ class Watch(msgspec.Struct, frozen=True, tag="watch"):
     stop: Stop
 
 
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """While it serves: reads nothing from now on before the world stands, as with `Serve.held`."""
+
+
 class Look(msgspec.Struct, frozen=True, tag="look"):
     """The world is asked to stop: look at its page from now on; not answered."""
 
@@ -113,7 +117,7 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
     deadline_s: float
 
 
-Command = Extents | Bind | Watch | Serve | Connect | Pull | Staged | Look | Go | Release
+Command = Extents | Bind | Watch | Serve | Hold | Connect | Pull | Staged | Look | Go | Release
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -27,7 +27,7 @@ from worldmove.transport.confine import confine
 from worldmove.transport.exchange import BEATS, Exchange, Puller
 from worldmove.transport.faults import Faults
 from worldmove.transport.handshake import examine, introduce, welcome
-from worldmove.transport.held import Held
+from worldmove.transport.held import Held, Holding
 from worldmove.transport.lobby import Lobby
 from worldmove.transport.packing import Gauge
 from worldmove.transport.sides import Asks, Side
@@ -142,6 +142,8 @@ class LaneProcess:
                 self._bind(command)
             case said.Watch():
                 self._watch(command, fds)
+            case said.Hold():
+                self._hold()
             case said.Serve():
                 self._serve(command)
             case said.Connect():
@@ -184,6 +186,12 @@ class LaneProcess:
             self._leased().start.watch(fds[0], command.nbytes, command.stop)
         finally:
             ipc.close_all(fds)
+
+    def _hold(self) -> None:
+        lease = self._leased()
+        if not isinstance(lease.exchange, Holding):
+            raise FramingError("the lane serves nobody whom it could let wait")
+        lease.exchange.hold(lease.start.wait)
 
     def _serve(self, command: said.Serve) -> None:
         framing.check_token(command.token)

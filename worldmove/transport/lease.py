@@ -94,6 +94,10 @@ class Lane:
         """
         await self._command(said.Watch(nbytes, stop), fds=[page])
 
+    async def hold(self) -> None:
+        """As source: nothing more is read before the world stands (`said.Hold`); raises as `watch`."""
+        await self._command(said.Hold())
+
     def tell(self, command: said.Look | said.Go) -> None:
         """Says what is not answered, without waiting; a lane that can't be told ends."""
         try:

@@ -19,6 +19,8 @@ SLOT_BYTES = 256 << 20
 """The longest message; rings are multiples of it."""
 ALONE = 32 << 20
 """From this length on a piece is a message of its own, about as fast as a long one through a ring."""
+STRAIGHT = 8 << 20
+"""From this length on a message that is one piece may be received where it belongs."""
 LEAST_CHUNK = 16 << 20
 MOST_DEPTH = 16
 PAGE = 4096
