@@ -67,6 +67,8 @@ class RegionHashes:
 
     def _complete(self) -> list[int]:
         """Regions of which every row is there, and that nobody hashes yet."""
+        if self._there.all():
+            return np.flatnonzero(~self._begun).tolist()
         before = np.concatenate([[0], np.cumsum(self._there)])
         leaves = before[self._first[1:]] - before[self._first[:-1]]
         return np.flatnonzero((leaves == np.diff(self._first)) & ~self._begun).tolist()
@@ -76,9 +78,14 @@ class RegionHashes:
             return
         self._waiting = 0
         self._begun[regions] = True
-        asking = asyncio.ensure_future(self._reader.region_digests(self._table, regions, urgent=True))
+        asking = asyncio.ensure_future(self._hashed(regions))
         asking.add_done_callback(_seen)
         self._asked.append((regions, asking))
+
+    async def _hashed(self, regions: list[int]) -> list[bytes]:
+        # The rows themselves may be on their way to somebody: they leave before anything is asked.
+        await asyncio.sleep(0)
+        return await self._reader.region_digests(self._table, regions, urgent=True)
 
 
 def _seen(asked: asyncio.Future[list[bytes]]) -> None:

@@ -154,9 +154,9 @@ class Outbound:
         self._hashes = hashes = RegionHashes(self._reader, table) if pause is not None else None
 
         def noted(first: int, count: int) -> None:
+            on_read(first, count)
             if hashes is not None:
                 hashes.note(first, count)
-            on_read(first, count)
 
         if self._armed is not None and pause is not None:
             self._armed.go()

@@ -181,6 +181,8 @@ class Rearranger:
         if not (leaves & ~self._asked).any():
             return
         self._planned |= leaves
+        if not (self._tables.own.unequal(self._tables.theirs) & leaves & ~self._asked).any():
+            return  # as it was foreseen
         made = self._chooser.plan(self._asked | ~leaves)
         self.copied |= made.copied
         self._foresight.note(made.runs)

@@ -64,7 +64,9 @@ class Chooser:
             return np.zeros(0, dtype=np.int64)
         unequal = self._own.differing(self._theirs, first, count)
         unequal = unequal[~settled[unequal]]
-        if not self.geometry.nowhere and self._search().finds(unequal, self._theirs, settled):
+        if not unequal.size or self.geometry.nowhere:
+            return unequal
+        if self._search().finds(unequal, self._theirs, settled):
             self.hasty = False
             return unequal[:0]
         return unequal

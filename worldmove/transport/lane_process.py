@@ -188,8 +188,8 @@ class LaneProcess:
             ipc.close_all(fds)
 
     def _hold(self) -> None:
-        lease = self._leased()
-        if not isinstance(lease.exchange, Holding):
+        lease = self._lease
+        if lease is None or not isinstance(lease.exchange, Holding):
             raise FramingError("the lane serves nobody whom it could let wait")
         lease.exchange.hold(lease.start.wait)
 
