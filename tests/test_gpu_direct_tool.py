@@ -21,7 +21,7 @@ def test_lanes_are_swept_and_moves_say_where_their_time_goes(tmp_path: Path) -> 
     options = "--direct-min-gbps 0 --direct-landing straight --direct-chunk 16MiB --peer-timeout-ms 20000"
     command = [
         *(sys.executable, str(ROOT / "tools" / "gpu_direct.py"), "--only", "sweep,timed", "--moves", "1"),
-        *("--regions", "3", "--shape", "1,5460,12,128", "--repeats", "1", "--options", options),
+        *("--regions", "2", "--shape", "1,10930,12,128", "--repeats", "1", "--options", options),
         *("--out", str(tmp_path)),
     ]
     answer = subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=SECONDS)
