@@ -224,6 +224,20 @@ async def test_a_table_that_is_shown_is_never_read_outside(ends: Ends, tmp_path:
     await inbound.stop()
 
 
+async def test_a_table_that_can_not_be_read_ends_the_move_and_nothing_else(ends: Ends) -> None:
+    """A pipe, a socket, a descriptor of nothing: whatever the peer hands over where its table should be."""
+    reading, writing = os.pipe()
+    shown = ShownTable(reading, 5)
+    with pytest.raises(FramingError, match="cannot be read"):
+        shown.rows(0, 2)
+    os.close(writing)
+    shown.close()
+    shown = ShownTable(os.open("/", os.O_RDONLY), 5)
+    with pytest.raises(FramingError, match="cannot be read"):
+        shown.rows(0, 2)
+    shown.close()
+
+
 async def test_what_is_planned_beforehand_is_copied_and_read_back_in_the_pause(ends: Ends) -> None:
     """What the source writes until it stops comes, too: the plan holds no bytes."""
     errors: list[BaseException] = []

@@ -22,6 +22,7 @@ class RoundCount:
 
     Attributes:
         leaves, bytes: of what was asked for. copied_bytes: of what lay elsewhere here.
+        again_bytes: of `bytes`, what came at another stop of the world first.
         share: of the time in which bytes may come.
         asked_at, landed_at: when the first bytes were asked for, and the last ones landed; monotonic seconds.
     """
@@ -32,6 +33,7 @@ class RoundCount:
     leaves: int = 0
     bytes: int = 0
     copied_bytes: int = 0
+    again_bytes: int = 0
     share: float = 1.0
     asked_at: float | None = None
     landed_at: float | None = None
@@ -47,6 +49,12 @@ class RoundCount:
         if self.asked_at is None or self.landed_at is None:
             return 0.0
         return (self.landed_at - self.asked_at) * 1000 * self.share
+
+    def again(self, leaves: int, nbytes: int) -> None:
+        """What has come is asked for once more."""
+        self.leaves += leaves
+        self.bytes += nbytes
+        self.again_bytes += nbytes
 
     def complete(self, number: int) -> RoundComplete:
         """What the machine hears of round `number`."""

@@ -161,8 +161,7 @@ class Inbound:
         self._count = RoundCount(
             number, final=final, started=time.monotonic(), share=share, landed_at=landed_at
         )
-        self._digests = None
-        self._foreseen = None
+        self._digests = self._foreseen = None
         self._equal = self._fresh = False
         self._asked[:] = False
         self._proven[:] = False
@@ -240,9 +239,12 @@ class Inbound:
             self._proven[:] = False
             self._ask_all()
         else:
+            spans = self._reader.memory.leaf_map.runs(self._expected)
+            if self._own.known[self._expected].all():  # and not: an executor was lost
+                self._count.again(int(self._expected.size), sum(span.length for span in spans))
             self._own.forget(self._expected)
             self._proven[self._expected] = False
-            self._tasks.spawn(self._bring(self._reader.memory.leaf_map.runs(self._expected)))
+            self._tasks.spawn(self._bring(spans))
         await self._tasks.join()
 
     def damaged(self) -> Leaves:
@@ -298,7 +300,7 @@ class Inbound:
     @property
     def kept_bytes(self) -> int:
         """Bytes of the state that the last round neither sent nor copied."""
-        moved = self._count.bytes + self._count.copied_bytes
+        moved = self._count.bytes - self._count.again_bytes + self._count.copied_bytes
         return max(self._reader.memory.leaf_map.total - moved, 0)
 
     async def _hash(self) -> None:

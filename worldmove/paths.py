@@ -112,11 +112,14 @@ class ShownTable:
         """The digests of `count` leaves from `first`.
 
         Raises:
-            FramingError: they lie outside the table, or the file ends before.
+            FramingError: they lie outside the table, or the file ends before, or is none to be read so.
         """
         if first + count > self._count:
             raise FramingError(f"leaves {first} to {first + count - 1} of a table of {self._count}")
-        found = os.pread(self._fd, count * DIGEST_BYTES, first * DIGEST_BYTES)
+        try:
+            found = os.pread(self._fd, count * DIGEST_BYTES, first * DIGEST_BYTES)
+        except OSError as error:
+            raise FramingError(f"the source's table cannot be read: {error}") from error
         if len(found) != count * DIGEST_BYTES:
             raise FramingError(f"the source's table ends before leaf {first + count}")
         return found

@@ -265,7 +265,9 @@ class LaneProcess:
             if isinstance(exchange, StagedDestination) and command.slot is not None:
                 landed = exchange.pull_into(spans, command.slot)
             elif isinstance(exchange, Puller) and command.slot is None:
-                exchange.rest() if command.ahead else exchange.wake()
+                # The node's word that the world stands may have been there before the first of them.
+                waits = command.ahead and self._lease is not None and not self._lease.start.begun
+                exchange.rest() if waits else exchange.wake()
                 landed = exchange.pull(spans)
             else:
                 raise FramingError("the lane is not connected as a destination of this kind")

@@ -54,6 +54,11 @@ class Start:
         """The world stands, the node says so; nothing where that was seen already."""
         self._begun.set()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the lane may begin."""
+        return self._begun.is_set()
+
     async def wait(self) -> int:
         """Returns when the lane may begin: the block at which its page was seen to stand, or `UNSEEN`."""
         await self._begun.wait()
