@@ -181,6 +181,21 @@ def test_copying_moves_go_by_deadline_and_share_what_the_first_leaves() -> None:
     assert names(gate.due(0.0)[0]) == ["first", "second"]
 
 
+def test_moves_of_one_sender_have_no_more_out_than_one_of_them_alone() -> None:
+    """What a world that stops has to wait for does not grow with the number of moves that copy."""
+    gate = policy(senders=2, window=10_000)
+    moves = [gate.join(f"m{number}", "A", deadline=float(number)) for number in range(5)]
+    other = gate.join("other", "B", deadline=99.0)
+    out = [gate.ask(member, 10) for member in moves for _ in range(2)] + [gate.ask(other, 10)]
+    assert names(gate.due(0.0)[0]) == ["m0", "m0", "other"]
+    gate.landed(out[0], 0.1)
+    gate.ask(moves[0], 10)
+    assert names(gate.due(0.1)[0]) == ["m0"]
+    gate.landed(out[1], 0.2)
+    gate.stand(moves[4], 1.0)
+    assert names(gate.due(0.2)[0]) == ["m4", "m4"], "a world that stands has what it wants"
+
+
 def test_a_request_larger_than_the_bound_is_granted_alone() -> None:
     gate = policy(window=100)
     large, small = gate.join("large", "A", 1.0), gate.join("small", "A", 2.0)

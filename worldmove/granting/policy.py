@@ -2,8 +2,10 @@
 
 Moves whose world stands still come first, and among them the one that has to go on first: it has the whole
 line, and its sender sends nothing else while bytes of it are out. Then come moves that copy, by deadline: so
-each is served at least as fast as its admission counted on, and what is left goes to whoever is next. Nothing
-overtakes a request that waits for the bound, so a large one is not starved by small ones.
+each is served at least as fast as its admission counted on, and what is left goes to whoever is next. Those
+of one sender have no more requests out together than one of them would have alone: a world that stops waits
+for what is out, and admission counts senders. Nothing overtakes a request that waits for the bound or for
+its sender, so a large one is not starved by small ones.
 
 A request is granted when the bucket is out of debt, its sender is among the first `senders` in the order or
 answers already, and the bytes out, with it, stay within the bound. A request larger than the bound is granted
@@ -268,6 +270,10 @@ class Policy:
                 continue
             if member.sender not in self._senders and len(self._senders) >= senders:
                 continue  # its place is being vacated
+            width = len(member.waiting) + len(member.out)
+            if not member.paused and self._senders.get(member.sender, 0) >= width:
+                held.add(member.sender)
+                continue
             request = member.waiting[0]
             if self.outstanding and self.outstanding + request.nbytes > bound:
                 self._tight = True

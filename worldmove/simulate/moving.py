@@ -189,9 +189,10 @@ class Moving:
         receiver.line.stand(self._place, until)
         began = env.now
         expected = pause_of(self._demand, receiver.supply(), self._left)
-        yield self._takes(1000 * expected.source_s)
+        slowest = 1 + costs.spread  # which admission counts with
+        yield self._takes(1000 * expected.source_s / slowest)
         yield from self._carry(self._left, self._progress(expected))
         receiver.progress(self._name, 0.0)
-        yield self._takes(1000 * expected.destination_s)
+        yield self._takes(1000 * expected.destination_s / slowest)
         yield self._takes(costs.commit_ms + costs.resume_ms)
         self._pause_s = env.now - began
