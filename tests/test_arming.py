@@ -326,3 +326,22 @@ async def test_a_path_that_is_aborted_while_it_waits_is_quiet_at_once(rig: Rig) 
     await rig.mine.fill(0)
     for fd in rig.mine.memory.fds:
         assert not any(os.pread(fd, 1 << 20, 0))
+
+
+async def test_what_has_waited_for_too_long_is_asked_for_when_the_round_begins(rig: Rig) -> None:
+    rig.write(1)
+    path, inbound = await landing(rig)
+    await rig.asked()
+    assert path.sign is not None
+    path.sign.release(begin=False)  # as an executor does by itself
+    await rig.asked()
+    rig.write(2)
+    inbound.start_round(1, final=True)
+    _, part = await table_of(rig)
+    inbound.plan(part)
+    await inbound.close_round()
+    assert inbound.damaged().size == 0
+    await inbound.confirm(5)
+    assert inbound.damaged().size == 0
+    assert inbound.count.bytes == sum(region.nbytes for region in REGIONS)
+    assert regions_of(rig.mine.memory) == regions_of(rig.theirs.memory)

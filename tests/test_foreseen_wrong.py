@@ -174,3 +174,27 @@ async def test_what_came_at_another_stop_counts_twice_and_what_was_kept_once(exe
         assert inbound.damaged().size == 0
         assert equal(both.source, both.target)
         assert (inbound.count.bytes, inbound.kept_bytes) == (sent + foreseen, STATE - sent)
+
+
+async def test_what_has_waited_for_too_long_is_asked_for_when_the_round_begins(executors: Executors) -> None:
+    """A block may last longer than armed work waits: the world stands no longer for that than it has to."""
+    rng = np.random.default_rng(6)
+    async with landing(executors, DEVICES) as made:
+        both, inbound = made.both, made.inbound
+        await both.round(1, final=False, table=False)
+        rewrite(both, rng)
+        await both.round(2, final=False)
+        await inbound.expect()
+        await made.looked()
+        assert made.path.sign is not None
+        made.path.sign.release(begin=False)  # as an executor does by itself
+        rewrite(both, rng)
+        made.stand(6)
+        await made.looked()
+        await both.round(3, final=True)
+        assert inbound._own.known.all()
+        assert inbound.damaged().size == 0
+        await inbound.confirm(6)
+        assert inbound.damaged().size == 0
+        assert equal(both.source, both.target)
+        assert inbound.count.bytes == STATE

@@ -107,6 +107,11 @@ class Armed:
         self._sign.release(begin=False)
 
     @property
+    def whole(self) -> bool:
+        """Whether all of it is done; false after `ended`: some of it was given up."""
+        return self._left == 0
+
+    @property
     def began(self) -> float | None:
         """`time.monotonic()` when an executor saw the stop; `None` where none has said so."""
         return min((at / 1e9 for _, at in self._seen()), default=None)

@@ -76,8 +76,7 @@ class Inbound:
         self._attempts: dict[int, int] = {}
         self.repair_bytes = 0
         count = reader.memory.leaf_map.count
-        self._asked = np.zeros(count, dtype=np.bool_)
-        self._proven = np.zeros(count, dtype=np.bool_)
+        self._asked, self._proven = (np.zeros(count, dtype=np.bool_) for _ in range(2))
         self._own: LeafTable
         self._theirs: LeafTable
         self._hashes: RegionHashes
@@ -155,16 +154,14 @@ class Inbound:
 
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
-        share = 1.0 if final else self._live_share
-        self._duty = Duty(share)
+        self._duty = Duty(share := 1.0 if final else self._live_share)
         landed_at = self._count.landed_at if self._armed is not None else None  # before this word of it came
         self._count = RoundCount(
             number, final=final, started=time.monotonic(), share=share, landed_at=landed_at
         )
         self._digests = self._foreseen = None
         self._equal = self._fresh = False
-        self._asked[:] = False
-        self._proven[:] = False
+        self._asked[:] = self._proven[:] = False
         self._theirs.forget()
         self._hashes = RegionHashes(self._reader, self._theirs, at_once=final)
         if self._armed is not None:
@@ -232,20 +229,19 @@ class Inbound:
         A world may stand for somebody else, at an earlier block, and go on.
         """
         armed, self._armed = self._armed, None
-        if armed is None or await armed.stood_at(block):
-            return
-        if self._expected is None:
-            self._own.forget()
-            self._proven[:] = False
-            self._ask_all()
-        else:
-            spans = self._reader.memory.leaf_map.runs(self._expected)
-            if self._own.known[self._expected].all():  # and not: an executor was lost
-                self._count.again(int(self._expected.size), sum(span.length for span in spans))
-            self._own.forget(self._expected)
-            self._proven[self._expected] = False
-            self._tasks.spawn(self._bring(spans))
-        await self._tasks.join()
+        if armed is not None and not await armed.stood_at(block):
+            self._bring_again()
+            await self._tasks.join()
+
+    def _bring_again(self) -> None:
+        leaf_map, expected = self._reader.memory.leaf_map, self._expected
+        spans = leaf_map.whole() if expected is None else leaf_map.runs(expected)
+        rows = slice(None) if expected is None else expected
+        if self._own.known[rows].all():
+            self._count.again(self._own.known[rows].size, sum(span.length for span in spans))
+        self._own.forget(expected)
+        self._proven[rows] = False
+        self._tasks.spawn(self._bring(spans))
 
     def damaged(self) -> Leaves:
         """Leaves whose bytes here differ from the source's table."""
@@ -354,12 +350,16 @@ class Inbound:
 
     async def _arrived(self, armed: Armed | DirectPath) -> None:
         await armed.ended()
-        self._count.started = min(self._count.started, armed.began or self._count.started)
-        self._count.asked_at = self._count.started
+        if isinstance(armed, Armed) and not armed.whole:
+            # It has waited for too long, or an executor died: asked for now, and not after the table.
+            self._armed = None
+            self._bring_again()
+        started = self._count.started
+        self._count.started = self._count.asked_at = min(started, armed.began or started)
 
     async def _came(self, armed: Armed | DirectPath, spans: Sequence[Span]) -> None:
         await self._arrived(armed)
-        if isinstance(armed, DirectPath):
+        if isinstance(armed, DirectPath) or not armed.whole:
             return  # each batch is noted by itself
         self._count.landed_at = time.monotonic()
         self._on_landed(sum(span.length for span in spans))

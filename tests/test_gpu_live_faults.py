@@ -1,0 +1,72 @@
+"""Live moves of sessions on GPUs that end between `Pausing` and the last round, or right after it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from gpu_kit import GPUS, one_each, run_dir
+
+from worldmove.bench.moves import Shuttle, shuttle
+from worldmove.bench.nodes import RunningNode, running_nodes
+from worldmove.errors import GateFullError, MoveAbortedError, NoWorkerError
+from worldmove.faults.door import order
+from worldmove.views import PathChoice, Receipt
+
+OPTIONS = [
+    *("--executors", "1", "--log-level", "info", "--direct-ring", "512MiB", "--peer-timeout-ms", "20000"),
+    *("--direct-min-gbps", "0", "--stall-ms", "1500"),
+]
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("imagined")]
+
+
+async def moved(way: Shuttle, path: PathChoice) -> Receipt:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return (await way.move(path, live=True)).receipt
+            except (GateFullError, NoWorkerError) as error:
+                await asyncio.sleep(error.details.get("retry_after_ms", 100) / 1000)
+
+
+def opened(nodes: list[RunningNode]) -> int:
+    return sum(len(list(Path(f"/proc/{node.pid}/fd").iterdir())) for node in nodes)
+
+
+@pytest.mark.parametrize("path", ["local", "direct"])
+async def test_a_last_round_that_fails_leaves_no_descriptor_behind(tmp_path: Path, path: PathChoice) -> None:
+    """Nor anything that would keep the next move from going well."""
+    actors = [("worldmove.bench.delta_gpu_actor", "rewrite", "250", uuid) for uuid in GPUS]
+    faults = [
+        ("source.pausing.cut", 0),
+        ("destination.finishing.cut", 1),
+    ]
+    if path == "direct":
+        faults += [
+            ("source.pausing.lane-kill", 0),
+            ("source.pausing.lane-stop", 0),
+            ("destination.finishing.lane-kill", 1),
+        ]
+    async with (
+        running_nodes(["A", "B"], OPTIONS, one_each("--faults", "arm"), tmp_path) as nodes,
+        shuttle(nodes, 16 * 10**6, actors) as way,
+    ):
+        for _ in range(2):
+            await moved(way, path)
+        before = opened(nodes)
+        for fault, at in faults:
+            await order(run_dir(nodes[at]), arm=fault)
+            with pytest.raises(MoveAbortedError):
+                await moved(way, path)
+            assert fault in (await order(run_dir(nodes[at]))).fired
+        for _ in range(2):
+            receipt = await moved(way, path)
+            assert not receipt.damaged
+            assert receipt.rounds[-1].bytes == receipt.state_bytes
+        async with asyncio.timeout(20):
+            while opened(nodes) > before:  # noqa: ASYNC110 - lanes are still replaced
+                await asyncio.sleep(0.1)
+    for name in "AB":
+        assert "unexpected error" not in (tmp_path / f"{name}.log").read_text()
