@@ -233,6 +233,7 @@ LIES = [
     Lie(D, State.COPYING, "Round", {"expects": True}, {}, "live round after the last"),
     Lie(D, State.COPYING, "Pausing", {"round_open": True}, {}, "round 2 is still open"),
     Lie(D, State.COPYING, "Pausing", {"expects": True}, {}, "pausing twice"),
+    Lie(D, State.COPYING, "Pausing", {"live": False}, {}, "not live"),
     Lie(D, State.COPYING, "TablePart", {"table_expected": False}, {}, "not announced"),
     Lie(D, State.COPYING, "TablePart", {}, {"number": 1}, "not announced"),
     Lie(D, State.COPYING, "TableEnd", {"round_open": False}, {}, "round 2 is not open"),

@@ -55,7 +55,7 @@ class Pace:
         still: always as many senders and bytes as that, whatever comes of it.
 
     Attributes:
-        senders: answer at once at most.
+        still: as given. senders: answer at once at most.
         window: bytes that may be under way from all of them together.
         collapses: breakdowns of goodput that were met by fewer senders.
     """
@@ -63,7 +63,7 @@ class Pace:
     def __init__(
         self, most_senders: int = MOST_SENDERS, most_bytes: int = MOST_WINDOW, *, still: bool = False
     ) -> None:
-        self._still = still
+        self.still = still
         self._most_senders = most_senders
         self._most_bytes = most_bytes
         self.senders = most_senders if still else 1
@@ -88,7 +88,7 @@ class Pace:
     @property
     def reach(self) -> tuple[int, int]:
         """Senders and window at most, until the next step has been judged: one more, or twice as wide."""
-        if self._still:
+        if self.still:
             return self.senders, self.window
         return self._after("more-senders")[0], self._after("wider")[1]
 
@@ -130,7 +130,7 @@ class Pace:
         """
         if self._probed:
             return
-        if self._still:
+        if self.still:
             return
         self.warm(epoch.goodput)
         if calm and self._trial is not None:

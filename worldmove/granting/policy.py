@@ -271,7 +271,8 @@ class Policy:
             if member.sender not in self._senders and len(self._senders) >= senders:
                 continue  # its place is being vacated
             width = len(member.waiting) + len(member.out)
-            if not member.paused and self._senders.get(member.sender, 0) >= width:
+            shared = not (member.paused or self.pace.still)  # where lanes bound themselves nobody waits
+            if shared and self._senders.get(member.sender, 0) >= width:
                 held.add(member.sender)
                 continue
             request = member.waiting[0]

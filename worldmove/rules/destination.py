@@ -58,6 +58,7 @@ def open_round(facts: Facts, event: m.Round) -> Step:
 def pausing(facts: Facts, _event: m.Pausing) -> Step:
     """What is foreseen of the last round can be made ready."""
     require(not facts.round_open, f"round {facts.round} is still open")
+    require(facts.live, "pausing of a move that is not live")
     require(not facts.expects, "pausing twice")
     return Step(State.COPYING, replace(facts, expects=True), (p.Expect(),))
 
