@@ -122,7 +122,9 @@ class SourceSide(Side):
     def _resume_world(self, _action: p.ResumeWorld) -> None:
         record = self.move.record
         assert record.owner == self.claim.name, "a world resumes that another node owns"
-        assert record.phase == "owned", "a world resumes while its move may yet be committed"
+        # It may stand as the move left it that brought the world here, if this one has never begun.
+        former = record.phase == "adopted" and record.move is not None and record.move.move_id != self.move_id
+        assert record.phase == "owned" or former, "a world resumes while its move may yet be committed"
         if self.paused:
             self.running, self.paused = True, False
 
