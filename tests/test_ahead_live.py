@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from test_ahead import STALL_MS, TOTAL
+from test_ahead import STALL_MS, TOTAL, Ahead
 from test_arming import GPU, Rig, regions_of, rig
 from transport_kit import lanes
 
 from worldmove.config import Settings
-from worldmove.directing import DirectPath, DirectServing, connect
+from worldmove.directing import DirectServing, connect
 from worldmove.errors import DeadlineError, WorldMoveError
-from worldmove.inbound import Inbound
 from worldmove.intake import Intake
 from worldmove.messages import TablePart
 from worldmove.page.looking import open_to_look
@@ -29,23 +28,8 @@ from worldmove.transport.lane_messages import Wish
 __all__ = ["rig"]
 
 
-class Live:
+class Live(Ahead):
     """Both ends of a live move that has had its last live round; nearly everything is foreseen."""
-
-    def __init__(self, rig: Rig, serving: DirectServing, path: DirectPath) -> None:
-        self.rig, self.serving, self.path = rig, serving, path
-        self.failed: list[BaseException] = []
-        self.inbound = Inbound(rig.mine, path, self.failed.append, lambda _bytes: None)
-
-    def stand(self, block: int) -> None:
-        self.rig.page.page.pause_at = block
-        for rank in range(2):
-            self.rig.page.stand(rank, block)
-
-    async def arrived(self) -> None:
-        async with asyncio.timeout(30):
-            while not self.inbound.arrived:  # noqa: ASYNC110 - nobody else wants to know
-                await asyncio.sleep(0.01)
 
     async def round(self, number: int, *, final: bool, table: bool = True) -> None:
         self.inbound.start_round(number, final=final)

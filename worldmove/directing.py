@@ -174,7 +174,7 @@ class DirectPath(StagedPath):
     async def pull_ahead(self, spans: Sequence[Span]) -> None:
         """Asks for spans of a world that will stand: the source's lanes send them as soon as it does.
 
-        A grant would be out all the while; what is asked for ahead is no more than the rings hold.
+        A grant would be out all the while; what comes at once is bounded by the lanes' rings.
         """
         await self._pulled(spans, ahead=True)
 
