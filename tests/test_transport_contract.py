@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -205,3 +206,48 @@ async def test_a_listener_serves_many_and_ends_alone(make: Callable[[], Transpor
         assert await take(theirs) == (number, bytes([number]))
         theirs.send(9, memoryview(b"back"))
         assert await take(mine) == (9, b"back")
+
+
+UCX_TYPES = {"UCXContext", "UCXWorker", "UCXListener", "UCXEndpoint", "UCXRequest"}
+
+
+def of_ucx() -> list[str]:
+    return sorted(type(each).__name__ for each in gc.get_objects() if type(each).__name__ in UCX_TYPES)
+
+
+@pytest.mark.parametrize("ended", ["closed", "aborted", "unread", "lost"])
+async def test_a_closed_transport_leaves_nothing_of_ucx_to_the_collector(ended: str) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = of_ucx()
+        one, other = UcxTransport(), UcxTransport()
+        mine, theirs, _ = await join(one, other)
+        if ended == "unread":
+            mine.send(1, memoryview(bytes(BIG)))
+            mine.send(2, memoryview(b"abc"))
+            await theirs.receive()
+        elif ended == "lost":
+            with pytest.raises(ConnectionLostError):
+                await one.connect("127.0.0.1", 1, 5.0)
+        elif ended == "closed":
+            await asyncio.gather(mine.close(), theirs.close())
+        else:
+            mine.abort()
+        await one.close()
+        await other.close()
+        assert of_ucx() == before
+    finally:
+        gc.enable()
+
+
+async def test_a_closed_transport_says_so(make: Callable[[], Transport]) -> None:
+    transport = make()
+    listener = await transport.listen()
+    await transport.close()
+    await transport.close()
+    with pytest.raises(TransportError):
+        await transport.listen()
+    with pytest.raises(TransportError):
+        await transport.connect("127.0.0.1", listener.port, 5.0)
+    await listener.close()

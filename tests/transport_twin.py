@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from worldmove.errors import ConnectionLostError, DeadlineError, FramingError
+from worldmove.errors import ConnectionLostError, DeadlineError, FramingError, TransportError
 from worldmove.transport.base import Buffer, check_length, check_tag, on_host, quiet
 
 EAGER = 8 * 1024
@@ -227,15 +227,20 @@ class MemoryTransport:
         self._faults = {fault.at: fault for fault in faults}
         self._sent = 0
         self._connections: list[MemoryConnection] = []
+        self._closed = False
 
     async def listen(self) -> MemoryListener:
         """See `Transport.listen`."""
+        if self._closed:
+            raise TransportError("the transport is closed")
         listener = MemoryListener(self, self.network.port())
         self.network.listeners[listener.port] = (self, listener)
         return listener
 
     async def connect(self, host: str, port: int, deadline_s: float) -> MemoryConnection:
         """See `Transport.connect`."""
+        if self._closed:
+            raise ConnectionLostError("the transport is closed")
         found = self.network.listeners.get(port)
         if found is None:
             raise ConnectionLostError(f"nobody listens on {host}:{port}")
@@ -247,6 +252,8 @@ class MemoryTransport:
 
     async def close(self) -> None:
         """See `Transport.close`."""
+        self._closed = True
+        self.network.listeners = {p: on for p, on in self.network.listeners.items() if on[0] is not self}
         for connection in self._connections:
             connection.abort()
 

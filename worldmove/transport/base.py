@@ -125,7 +125,7 @@ class Transport(Protocol):
     """A way to reach peers."""
 
     async def listen(self) -> Listener:
-        """Listens on a free port."""
+        """Listens on a free port. Raises `TransportError`: it can't, or the transport is closed."""
 
     async def connect(self, host: str, port: int, deadline_s: float) -> Connection:
         """Connects to a listener; `deadline_s` in seconds.
@@ -136,7 +136,7 @@ class Transport(Protocol):
         """
 
     async def close(self) -> None:
-        """Aborts what is open and gives everything back; returns when no transfer is under way."""
+        """Aborts what is open, ends listeners, gives all back; returns when no transfer is under way."""
 
 
 def check_tag(tag: int) -> None:

@@ -3,6 +3,11 @@
 Foreign errors end here: every failure of UCX continues as one of `worldmove.errors`. No request is
 ever cancelled, because a cancelled receive goes on writing into its buffer; but UCXX cancels a request
 when its Python object is collected, so whoever gets a request keeps it until it has completed.
+
+Nothing of UCX is left to Python's collector either: listeners, endpoints and worker are let go one after the
+other, by whoever made them. The collector may run in a forked child before that executes another program:
+there UCX's destructors take the parent's descriptors out of the epoll set that both share, and the parent
+aborts ("Assertion `status == UCS_OK' failed") when it lets go of the same objects itself.
 """
 
 from __future__ import annotations
@@ -69,6 +74,18 @@ class Probe:
         self.nbytes = int(found.length)
 
 
+class Listener:
+    """Takes callers at `port` until it is closed, or the worker is."""
+
+    def __init__(self, listening: Any) -> None:
+        self._listening = listening
+        self.port = int(listening.port)
+
+    def close(self) -> None:
+        """Turns away those who have called and were not taken yet; again is allowed."""
+        self._listening = None
+
+
 class Worker:
     """One UCX context with one worker. All calls are made by one thread.
 
@@ -86,6 +103,17 @@ class Worker:
             self._worker.init_blocking_progress_mode()
         except libucxx.UCXError as error:
             raise TransportError(f"UCX cannot start: {error}") from error
+        self._listeners: list[Listener] = []
+
+    def close(self) -> None:
+        """Ends listeners, worker and context, in this order; endpoints and requests are gone before.
+
+        Nothing else may be called after it.
+        """
+        for listener in self._listeners:
+            listener.close()
+        self._worker = None
+        self._context = None
 
     @property
     def descriptor(self) -> int:
@@ -111,25 +139,27 @@ class Worker:
         except libucxx.UCXError as error:
             raise TransportError(f"UCX: {error}") from error
 
-    def listen(self, called: Callable[[Any], None]) -> tuple[Any, int]:
+    def listen(self, called: Callable[[Any], None]) -> Listener:
         """Listens on a free port of all IPv4 addresses; `called` gets each caller's endpoint.
-
-        Returns:
-            The listener, which listens until it is collected, and its port.
 
         Raises:
             TransportError: it can't.
         """
+        if self._worker is None:
+            raise TransportError("UCX cannot listen: the worker is closed")
         try:
-            listener = libucxx.UCXListener.create(
+            made = libucxx.UCXListener.create(
                 worker=self._worker, port=0, cb_func=called, deliver_endpoint=True
             )
         except libucxx.UCXError as error:
             raise TransportError(f"UCX cannot listen: {error}") from error
-        return listener, int(listener.port)
+        self._listeners.append(listener := Listener(made))
+        return listener
 
     def connect(self, address: str, port: int) -> Any:
         """An endpoint; whether anyone is there shows later. Raises `ConnectionLostError`."""
+        if self._worker is None:
+            raise ConnectionLostError(f"UCX cannot connect to {address}:{port}: the worker is closed")
         try:
             return libucxx.UCXEndpoint.create(self._worker, address, port, True)
         except libucxx.UCXError as error:

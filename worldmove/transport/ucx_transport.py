@@ -41,7 +41,9 @@ class UcxListener:
         self._transport = transport
         self._ready: asyncio.Queue[UcxConnection] = asyncio.Queue()
         self._greeting = Lobby(MAX_GREETING)
-        self._listener, self.port = transport.worker.listen(self._on_call)
+        self._closed = False
+        self._listener = transport.worker.listen(self._on_call)
+        self.port = self._listener.port
 
     async def accept(self) -> UcxConnection:
         """See `Listener.accept`."""
@@ -49,12 +51,17 @@ class UcxListener:
 
     async def close(self) -> None:
         """See `Listener.close`."""
-        self._listener = None
+        self.deaf()
         await self._greeting.close()
+
+    def deaf(self) -> None:
+        """Takes no more callers, without waiting for those that are being greeted."""
+        self._closed = True
+        self._listener.close()
 
     def _on_call(self, endpoint: Any) -> None:
         connection = self._transport.adopt(endpoint)
-        if self._ready.qsize() >= MAX_GREETING or self._listener is None:
+        if self._ready.qsize() >= MAX_GREETING or self._closed:
             asyncio.get_running_loop().call_soon(connection.abort)
         else:
             self._greeting.take(self._greet(connection))
@@ -87,13 +94,15 @@ class UcxTransport:
         self._pending: list[Pending] = []
         self._connections: list[UcxConnection] = []
         self._ended: list[UcxConnection] = []
+        self._listeners: list[UcxListener] = []
         self._wake = asyncio.Event()
         self._stopping = False
-        self._driver = asyncio.get_running_loop().create_task(self._drive())
+        self._driver = asyncio.get_running_loop().create_task(self._run())
 
     async def listen(self) -> UcxListener:
         """See `Transport.listen`."""
-        return UcxListener(self)
+        self._listeners.append(listener := UcxListener(self))
+        return listener
 
     async def connect(self, host: str, port: int, deadline_s: float) -> UcxConnection:
         """See `Transport.connect`."""
@@ -114,11 +123,19 @@ class UcxTransport:
 
     async def close(self) -> None:
         """See `Transport.close`."""
+        for listener in self._listeners:
+            listener.deaf()
         for connection in tuple(self._connections):
             connection.abort()
         self._stopping = True
         self._wake.set()
         await asyncio.shield(self._driver)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        # Requests first, then what they belong to (see `ucx`); only a worker beyond use has any left.
+        self._pending.clear()
+        self.worker.close()
 
     def adopt(self, endpoint: Any) -> UcxConnection:
         """Takes an endpoint under the driver's care."""
@@ -164,6 +181,11 @@ class UcxTransport:
     def ended(self, connection: UcxConnection) -> None:
         """Called by UCX from inside progress, where nothing may be done: notes it."""
         self._ended.append(connection)
+
+    async def _run(self) -> None:
+        await self._drive()
+        if self._stopping:  # whoever closes may have been cancelled meanwhile
+            self._give_back()
 
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
