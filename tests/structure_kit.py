@@ -20,6 +20,7 @@ ORDER = (
     "views",
     "shortage",
     "ipc",
+    "sealing",
     "listening",
     "mapping",
     "tasks",

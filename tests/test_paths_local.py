@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from worldmove.errors import FramingError, ProcessLostError, ValidationError
 from worldmove.executor.pool import ExecutorPool
 from worldmove.hosting.memory import take
 from worldmove.inbound import Inbound
+from worldmove.ipc import sealed_memfd
 from worldmove.manifest import Span
 from worldmove.memory.arena import MemoryBudget
 from worldmove.messages import TablePart
@@ -205,18 +206,14 @@ async def test_a_table_that_is_shown_is_read_where_it_lies(ends: Ends) -> None:
     await ends.path.release()
 
 
-async def test_a_table_that_is_shown_is_never_read_outside(ends: Ends, tmp_path: Path) -> None:
+async def test_a_table_that_is_shown_is_never_read_outside(ends: Ends) -> None:
     inbound = Inbound(ends.mine, ends.path, lambda _error: None, lambda _nbytes: None)
     await inbound.open()
     inbound.start_round(1, final=True)
     with pytest.raises(ValidationError, match="not offered"):
         inbound.plan(TablePart(number=1, first=0, shown=1))
-    short = tmp_path / "short"
-    short.write_bytes(bytes(40))
-    shown = ShownTable(os.open(short, os.O_RDONLY), 5)
-    assert shown.rows(0, 2) == bytes(32)
-    with pytest.raises(FramingError, match="ends before leaf 3"):
-        shown.rows(0, 3)
+    shown = ShownTable(sealed_memfd("table", 5 * 16), 5)
+    assert shown.rows(0, 5) == bytes(5 * 16)
     with pytest.raises(FramingError, match="table of 5"):
         shown.rows(4, 2)
     shown.close()
@@ -224,17 +221,20 @@ async def test_a_table_that_is_shown_is_never_read_outside(ends: Ends, tmp_path:
     await inbound.stop()
 
 
-async def test_a_table_that_can_not_be_read_ends_the_move_and_nothing_else(ends: Ends) -> None:
-    """A pipe, a socket, a descriptor of nothing: whatever the peer hands over where its table should be."""
-    reading, writing = os.pipe()
-    shown = ShownTable(reading, 5)
-    with pytest.raises(FramingError, match="cannot be read"):
-        shown.rows(0, 2)
-    os.close(writing)
-    shown.close()
-    shown = ShownTable(os.open("/", os.O_RDONLY), 5)
-    with pytest.raises(FramingError, match="cannot be read"):
-        shown.rows(0, 2)
+async def test_a_table_that_the_system_does_not_read_ends_the_move_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bad memory under it, a file that ends although it is sealed: what no system should do."""
+    shown = ShownTable(sealed_memfd("table", 5 * 16), 5)
+
+    def poisoned(*_args: int) -> bytes:
+        raise OSError(errno.EIO, "the page is poisoned")
+
+    for read, reason in [(poisoned, "cannot be read"), (lambda *_: bytes(16), "ends before leaf 2")]:
+        monkeypatch.setattr(os, "pread", read)
+        with pytest.raises(FramingError, match=reason):
+            shown.rows(0, 2)
+    monkeypatch.undo()
     shown.close()
 
 

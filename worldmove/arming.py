@@ -13,14 +13,15 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from worldmove.errors import WorldMoveError
+from worldmove.errors import FramingError, WorldMoveError
 from worldmove.executor.jobs import Part
 from worldmove.executor.messages import Piece, Stop
 from worldmove.executor.pool import ExecutorPool
 from worldmove.executor.work import armed_parts
-from worldmove.page.control import RankState
+from worldmove.page.control import HEADER_BYTES, RankState
 from worldmove.page.looking import stop_words
 from worldmove.reading import OnRead, Plan
+from worldmove.sealing import unsealed
 from worldmove.tasks import each
 
 ARMED_PARTS = 8
@@ -41,9 +42,11 @@ class Sign:
         """Shows a page to the executors of some pools, which all can look; `fd` stays the caller's.
 
         Raises:
-            FramingError: it is no control page.
+            FramingError: it is no control page, or nothing that can be read at any time.
             WorldMoveError: an executor can't map it.
         """
+        if (wrong := unsealed(fd, HEADER_BYTES)) is not None:
+            raise FramingError(f"the control page {wrong}")
         words = stop_words(fd)
         sign = cls()
         try:

@@ -100,7 +100,7 @@ class Opening:
         """Maps the source's memory beside `target`'s.
 
         Raises:
-            FramingError: nothing of the kind was offered.
+            FramingError: nothing of the kind was offered, or a table or page that may not be read.
             WorldMoveError: the descriptors can't be had or mapped.
         """
         begin = self._begin
@@ -110,6 +110,7 @@ class Opening:
         try:
             extents = len(begin.extent_bytes)
             holding = foreign_memory(self._hello.manifest, begin, fds[:extents])
+            shown = ShownTable(fds[extents], holding.leaf_map.count) if begin.table else None
             source = Reader(holding, self._services.executors, self._hello.seed)
             await source.open(writable=False, towards=target.memory)
             try:
@@ -118,8 +119,9 @@ class Opening:
                 await source.close()
                 raise
             path = LocalPath(source, target, sign)
-            if begin.table:
-                path.shown = ShownTable(fds.pop(extents), holding.leaf_map.count)
+            if shown is not None:
+                path.shown = shown
+                del fds[extents]  # the path closes it
         finally:
             close_all(fds)
         return path

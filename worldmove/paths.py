@@ -21,6 +21,7 @@ from worldmove.hosting.memory import Holding
 from worldmove.manifest import DIGEST_BYTES, Extent, LeafMap, Manifest, Span
 from worldmove.reading import OnRead, Plan, Reader
 from worldmove.rings import BATCH_BYTES
+from worldmove.sealing import unsealed
 from worldmove.transport.pool import Lane
 
 GPU_BATCH_BYTES = 256 << 20
@@ -97,14 +98,20 @@ class StagedPath(GatedPath):
 class ShownTable:
     """The source's leaf table, read where it lies: the source's executors write it.
 
-    Rows are copied once, by calls that a file which became shorter can't hurt; nobody looks twice.
+    Rows are copied once; nobody looks twice. What is no sealed memory file is refused before it is touched: a
+    read of it might wait for whoever answers for the file, and the node's event loop with it.
 
     Args:
-        fd: of the table; it belongs to this.
+        fd: of the table; it belongs to this, unless it is refused.
         count: of its leaves.
+
+    Raises:
+        FramingError: it is no table that can be read at any time.
     """
 
     def __init__(self, fd: int, count: int) -> None:
+        if (wrong := unsealed(fd, max(count, 1) * DIGEST_BYTES)) is not None:
+            raise FramingError(f"the source's table of {count} leaves {wrong}")
         self._fd = fd
         self._count = count
 
@@ -112,7 +119,7 @@ class ShownTable:
         """The digests of `count` leaves from `first`.
 
         Raises:
-            FramingError: they lie outside the table, or the file ends before, or is none to be read so.
+            FramingError: they lie outside the table, or the system doesn't read them.
         """
         if first + count > self._count:
             raise FramingError(f"leaves {first} to {first + count - 1} of a table of {self._count}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hmac
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -21,6 +19,7 @@ from worldmove.hosting.spare import Spare, SpareRecord
 from worldmove.ipc import close_all
 from worldmove.manifest import HOST, Extent, LeafMap, Manifest, Place
 from worldmove.page.messages import Adopted, Revise, Welcome
+from worldmove.sealing import unsealed
 
 
 class LeafRecord(msgspec.Struct, frozen=True):
@@ -313,10 +312,5 @@ def check_sealed(fds: Sequence[int], sizes: Sequence[int]) -> None:
     if len(fds) != len(sizes):
         raise ManifestError("a revision has not one descriptor for each extent", field="extents")
     for fd, nbytes in zip(fds, sizes, strict=True):
-        try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-            size = os.fstat(fd).st_size
-        except OSError as error:
-            raise ManifestError(f"an extent is no memory file: {error}", field="extents") from error
-        if not seals & fcntl.F_SEAL_SHRINK or not 0 < nbytes <= size:
-            raise ManifestError(f"an extent of {nbytes} bytes is not sealed or too small", field="extents")
+        if (wrong := unsealed(fd, nbytes)) is not None:
+            raise ManifestError(f"an extent of {nbytes} bytes {wrong}", field="extents")
