@@ -256,6 +256,10 @@ class Host:
         """The slot of a session; `NotFoundError` if it does not lie here."""
         return self._lying.session(session_id)
 
+    def latest_epoch(self, slot: Slot) -> int:
+        """The epoch of a slot, or of the later one of its session that lies here."""
+        return max(slot.ranks.page.epoch, self.sessions.get(slot.id, slot).ranks.page.epoch)
+
     def standby(self, standby_id: str) -> Slot:
         """The slot of a standby; `NotFoundError` if there is none."""
         return self._lying.standby(standby_id)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -79,15 +78,12 @@ class Recovery:
         self._alone = alone
         self._turns = asyncio.Semaphore(SETTLING)
         self._notes: list[Receipt] | None = None
-        self._ends: defaultdict[str, set[Slot]] = defaultdict(set)
 
     async def settle(self, slot: Slot) -> None:
         """Decides one slot; returns when it is a session or standby of this node again, or gone."""
         # Of a move within this node both ends may be called after the session.
         name = slot.key if slot.id in self.unsettled else slot.id
         waiting = self.unsettled[name] = Unsettled(slot)
-        called = slot.id  # a standby may be called otherwise before it is settled
-        self._ends[called].add(slot)
         try:
             while not await self._tried(waiting):
                 waiting.look.clear()
@@ -98,9 +94,6 @@ class Recovery:
                     continue
         finally:
             del self.unsettled[name]
-            self._ends[called].discard(slot)
-            if not self._ends[called]:
-                del self._ends[called]
             waiting.settled.set()
         if self._host.standbys.get(slot.id) is slot:
             await self._await_worker(slot)
@@ -160,12 +153,13 @@ class Recovery:
             found = verdicts.of_settled(record, claim)
         if found == "ended":
             return self._dismissed(slot, Ended("the session has ended"))
-        if found == "moved":
+        others = self._others(slot) if found == "mine" else []
+        if found == "moved" or verdicts.superseded(record, slot.ranks.page.epoch, others):
             return self._dismissed(slot, Moved(record.owner, record.endpoint))
         if found == "wait":
             return False
-        if verdicts.superseded(record, slot.ranks.page.epoch, self._others(slot)):
-            return self._dismissed(slot, Moved(record.owner, record.endpoint))
+        if verdicts.behind(record, others):
+            return self._doubted(waiting, record)
         await self._close_notes(record)
         record = await self._retaken(record)
         slot.ranks.page.epoch = record.epoch
@@ -185,13 +179,14 @@ class Recovery:
                     await ledger.put_receipt(found)
 
     def _others(self, slot: Slot) -> list[tuple[int, str | None]]:
-        """The slots that may have taken a session over within this node, for `verdicts.superseded`.
+        """The slots that may have taken a session over within this node, for `verdicts`.
 
-        All slots are looked through by nobody: there may be thousands, and each is asked for.
+        Of a session's own the latest is enough, which the host knows: all slots are looked through by nobody,
+        as there may be thousands, and each is asked for.
         """
-        found = {slot, self._host.sessions.get(slot.id, slot), *self._ends.get(slot.id, ())} - {slot}
+        latest = self._host.sessions.get(slot.id, slot)
         return [
-            *((other.ranks.page.epoch, other.bound) for other in found),
+            *([(latest.ranks.page.epoch, latest.bound)] if latest is not slot else []),
             *((0, standby.bound) for standby in self._host.standbys.values() if standby.bound is not None),
         ]
 
@@ -206,7 +201,7 @@ class Recovery:
     def _doubted(self, waiting: Unsettled, record: SessionRecord | None) -> bool:
         """A record that is older than the world: the world stays as it is until an operator has decided."""
         slot = waiting.slot
-        known = slot.ranks.page.epoch
+        known = self._host.latest_epoch(slot)
         if record is None and known == 0:
             self._host.close_slot(slot, Ended("the session was never registered"))
             return True

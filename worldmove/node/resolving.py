@@ -52,7 +52,7 @@ class Resolver:
                 f"session {session_id!r} waits for its record, which will settle it; see the node's log"
             )
         claim, slot = self._services.claim, waiting.slot
-        known = slot.ranks.page.epoch
+        known = self._host.latest_epoch(slot)
         base = record or SessionRecord(
             session_id=session_id,
             epoch=known,

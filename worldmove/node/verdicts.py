@@ -63,6 +63,14 @@ def superseded(record: SessionRecord, epoch: int, others: Iterable[tuple[int, st
     return False
 
 
+def behind(record: SessionRecord, others: Iterable[tuple[int, str | None]]) -> bool:
+    """Whether another slot of the session here is of an epoch that the record does not know yet.
+
+    That one is the world. What it has left is not to go on beside it because the ledger was set back.
+    """
+    return any(later > record.epoch for later, _ in others)
+
+
 def of_standby(record: SessionRecord | None, move_id: str, mine: Claim) -> Standing:
     """What to do with a standby that was promised to a move; `record` is of that move, once it is settled."""
     if record is None or record.owner != mine.name:
