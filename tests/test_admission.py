@@ -78,6 +78,31 @@ def test_a_full_gate_says_when_there_will_be_room() -> None:
     assert judge(demand(), supply(), share=15.0 * MB + short + 1).admissible
 
 
+def test_a_world_that_no_line_could_follow_hears_when_it_could_come_by_standing() -> None:
+    """It asks for three times its state, and not for what it dirties, which nobody could ever send."""
+    asked, there = demand(dirty_rate=500.0 * MB, horizon_s=2.0), supply()
+    verdict = judge(asked, there, share=0.0)
+    assert (verdict.code, verdict.condition) == ("gate-full", "deadline")
+    assert verdict.required["bytes_per_s"] == pytest.approx(300 * MB / verdict.span_s)
+    assert verdict.retry_after_s == pytest.approx(300 / 125)
+
+
+def test_nobody_is_told_to_wait_longer_than_what_was_promised_lasts() -> None:
+    """A path that nobody knew may have been promised to more than it can bring."""
+    promises = Promises()
+    promises.owe("before", 1e6 * MB, deadline=1.5)
+    verdict = promises.judge(demand(), supply(), now=1.0)
+    assert (verdict.code, verdict.available["share_bytes_per_s"]) == ("gate-full", 0.0)
+    assert verdict.retry_after_s == 0.5
+    promises.drop("before")
+    assert promises.judge(demand(), supply(), now=1.0).admissible
+
+
+def test_who_only_has_to_let_others_stop_first_waits_for_that() -> None:
+    verdict = judge(demand(), supply(turn_s=1e3), share=100.0 * MB)
+    assert (verdict.code, verdict.retry_after_s) == ("gate-full", 1e3)
+
+
 def test_what_is_not_known_does_not_refuse_and_is_named() -> None:
     verdict = judge(demand(dirty_rate=None), Supply(line=125.0 * MB))
     assert verdict.admissible
@@ -159,6 +184,7 @@ def test_a_verdict_holds_what_it_says(asked: Demand, there: Supply, share: float
         assert verdict.reason
         assert verdict.condition
         assert (verdict.retry_after_s is not None) == (verdict.code == "gate-full")
+        assert verdict.retry_after_s is None or verdict.retry_after_s > 0
 
 
 def test_a_turn_that_is_cut_in_two_is_counted_once() -> None:

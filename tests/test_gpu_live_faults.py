@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from gpu_kit import GPUS, one_each, run_dir
 
 from worldmove.bench.moves import Shuttle, shuttle
 from worldmove.bench.nodes import RunningNode, running_nodes
-from worldmove.errors import GateFullError, MoveAbortedError, NoWorkerError
+from worldmove.errors import MoveAbortedError, NoWorkerError
 from worldmove.faults.door import order
 from worldmove.views import PathChoice, Receipt
 
@@ -27,7 +28,7 @@ async def moved(way: Shuttle, path: PathChoice) -> Receipt:
         while True:
             try:
                 return (await way.move(path, live=True)).receipt
-            except (GateFullError, NoWorkerError) as error:
+            except NoWorkerError as error:
                 await asyncio.sleep(error.details.get("retry_after_ms", 100) / 1000)
 
 
@@ -68,5 +69,28 @@ async def test_a_last_round_that_fails_leaves_no_descriptor_behind(tmp_path: Pat
         async with asyncio.timeout(20):
             while opened(nodes) > before:  # noqa: ASYNC110 - lanes are still replaced
                 await asyncio.sleep(0.1)
+    for name in "AB":
+        assert "unexpected error" not in (tmp_path / f"{name}.log").read_text()
+
+
+@pytest.mark.parametrize("path", ["local", "direct"])
+async def test_what_an_executors_end_leaves_behind_refuses_no_move(tmp_path: Path, path: PathChoice) -> None:
+    """Not even where nobody knew the path, to a world that writes more than any path here brings.
+
+    The source says that a move was aborted while the destination, without its executor, has still to wipe.
+    """
+    actors = [("worldmove.bench.delta_gpu_actor", "rewrite", "20", uuid) for uuid in GPUS]
+    async with (
+        running_nodes(["A", "B"], OPTIONS, one_each("--faults", "arm"), tmp_path) as nodes,
+        shuttle(nodes, 16 * 10**6, actors) as way,
+    ):
+        for side in ("destination", "source", "source", "destination"):
+            fault, at = f"{side}.finishing.executor-kill", way.home if side == "source" else 1 - way.home
+            await order(run_dir(nodes[at]), arm=fault)
+            with contextlib.suppress(MoveAbortedError):  # what it owed was done, where it dies late
+                await moved(way, path)
+            assert fault in (await order(run_dir(nodes[at]))).fired
+        for _ in range(2):
+            assert not (await moved(way, path)).damaged
     for name in "AB":
         assert "unexpected error" not in (tmp_path / f"{name}.log").read_text()

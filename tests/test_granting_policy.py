@@ -96,11 +96,11 @@ class Gate(RuleBasedStateMachine):
     def crash(self, data: st.DataObject) -> None:
         member = data.draw(st.sampled_from(self.members))
         self.members.remove(member)
-        forgotten = self.policy.leave(member)
+        forgotten = self.policy.leave(member, self.now)
         assert set(forgotten) == {one for one in self.waiting if one.member is member}
         self.waiting = [one for one in self.waiting if one.member is not member]
         self.out = [one for one in self.out if one.member is not member]
-        assert self.policy.leave(member) == []
+        assert self.policy.leave(member, self.now) == []
         assert self.policy.ask(member, 1).settled
         self.serve()
 
@@ -229,8 +229,26 @@ def test_grants_that_stay_out_are_named() -> None:
     (request,), _ = gate.due(1.0)
     assert gate.overdue(2.0, 1.5) == []
     assert gate.overdue(3.0, 1.5) == [request]
-    gate.leave(member)
+    gate.leave(member, 3.0)
     assert gate.overdue(3.0, 1.5) == []
+
+
+def test_the_time_after_a_move_that_left_its_grants_is_not_the_lines() -> None:
+    """Its lanes were killed: until the next move sends, nobody has anything to bring."""
+    epochs: list[Epoch] = []
+    gate = Policy(Bucket(None, 1), Pace(), lambda epoch, _now: epochs.append(epoch))
+    gone, now = gate.join("gone", "A"), 1.0
+    gate.ask(gone, gate.pace.window)
+    assert gate.due(now)[0]
+    gate.leave(gone, now)
+    now += 60.0
+    after = gate.join("after", "A")
+    for _ in range(3):
+        gate.ask(after, gate.pace.window)
+        ((request,), _) = gate.due(now)
+        now += 0.08
+        gate.landed(request, now)
+    assert max(epoch.seconds for epoch in epochs) < 1
 
 
 def carry(gate: Policy, member: Member, seconds: float) -> None:

@@ -15,7 +15,7 @@ from worldmove import messages as m
 from worldmove import rates as names
 from worldmove.arrival import Arrival
 from worldmove.config import Settings
-from worldmove.errors import InadmissibleError
+from worldmove.errors import GateFullError, InadmissibleError
 from worldmove.granting.pauses import Need
 from worldmove.intake import STALE_S, STOP_S, Intake
 from worldmove.manifest import LeafMap, Manifest, Region, Span
@@ -35,6 +35,11 @@ HOPELESS = [
     (names.RESUME, 4785.0),
     ("digest-destination-host", 1.0),
 ]
+
+
+def asked(number: int) -> m.Hello:
+    """A move of a session of its own."""
+    return msgspec.structs.replace(HELLO_LIVE, move_id=f"move-{number}", session_id=f"world-{number}")
 
 
 def intake() -> Intake:
@@ -91,7 +96,7 @@ def test_an_adoption_after_a_lost_reply_or_a_wait_says_nothing_about_others() ->
 def test_moves_that_share_a_path_do_not_make_it_look_slow() -> None:
     """Eight at once bring an eighth of it each; what all bring together is what the path can do."""
     node, nbytes = intake(), 64 << 20
-    hellos = [msgspec.structs.replace(HELLO_LIVE, move_id=f"move-{number}") for number in range(8)]
+    hellos = [asked(number) for number in range(8)]
     for hello in hellos:
         node.admit(hello, "local")
     for hello in hellos:
@@ -111,9 +116,10 @@ def test_bytes_that_landed_before_a_round_are_not_its() -> None:
 class Bare:
     """A path that brings everything at once."""
 
-    name, width, rate, batch_bytes = "local", 1, None, 16 << 20
+    width, batch_bytes = 1, 16 << 20
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "local", rate: float | None = None) -> None:
+        self.name, self.rate = name, rate
         self.pulled = 0
 
     def stand(self, seconds: float) -> None:
@@ -129,10 +135,7 @@ async def test_a_path_is_not_probed_while_others_come_by_it() -> None:
     manifest = Manifest(
         model="m", revision=1, block_ms=40.0, horizon_ms=250.0, regions=(Region("k", "uint8", (8 << 20,)),)
     )
-    hellos = [
-        msgspec.structs.replace(HELLO_LIVE, move_id=f"move-{number}", manifest=manifest)
-        for number in range(2)
-    ]
+    hellos = [msgspec.structs.replace(asked(number), manifest=manifest) for number in range(2)]
     for hello in hellos:
         node.admit(hello, "local")
     leaf_map = LeafMap(manifest.regions)
@@ -142,6 +145,66 @@ async def test_a_path_is_not_probed_while_others_come_by_it() -> None:
     await node.confirm("move-0", cast("Path", path), leaf_map)
     assert path.pulled > 0
     assert names.path_name("local", HELLO.source) in node.shown()["measured"]
+
+
+HASTY = m.Terms(digest_bytes_per_s=2e9, dirty_bytes_per_s=1e9, egress_bytes_per_s=None)
+"""Of a world that writes more than its path brings: no more than that is free beside its move."""
+
+
+def hasty(number: int, session: str) -> m.Hello:
+    return msgspec.structs.replace(asked(number), session_id=session, terms=HASTY, horizon_ms=5000.0)
+
+
+def measured(node: Intake, rate: float) -> None:
+    node.rates.note(names.path_name("direct", HELLO.source), rate, time.monotonic())
+
+
+def test_a_session_that_asks_anew_is_not_judged_beside_its_former_move() -> None:
+    """Whoever hears that a move was aborted may ask for the next before the destination is done with it."""
+    node = intake()
+    node.admit(hasty(0, "world"), "direct")
+    measured(node, 5e8)
+    with pytest.raises(GateFullError):
+        node.admit(hasty(1, "other"), "direct")
+    node.admit(hasty(2, "world"), "direct")
+    node.over("move-0")
+    assert node.reserved > 0, "what is over later takes nothing from the next one"
+
+
+@pytest.mark.parametrize("how", ["verified", "runs", "over"])
+def test_a_move_of_which_nothing_more_comes_keeps_nothing_from_others(how: str) -> None:
+    """It may still have lanes to give back, memory to wipe, or a peer that is slow to say goodbye."""
+    node, hello = intake(), hasty(0, "world")
+    node.admit(hello, "direct")
+    measured(node, 5e8)
+    with pytest.raises(GateFullError) as refused:
+        node.admit(hasty(1, "other"), "direct")
+    assert 0 < refused.value.details["retry_after_ms"] <= hello.deadline_ms
+    getattr(Arrival(node, hello, lambda _path, _nbytes, _seconds: None, 0.0), how)()
+    assert node.reserved == 0
+    node.admit(hasty(1, "other"), "direct")
+
+
+def test_lanes_that_are_not_given_back_yet_count() -> None:
+    node = intake()
+    hellos = [asked(number) for number in range(17)]
+    for hello in hellos[:16]:
+        node.admit(hello, "staged")
+    node.came(hellos[0].move_id)
+    with pytest.raises(GateFullError, match="16 moves"):
+        node.admit(hellos[16], "staged")
+    node.over(hellos[0].move_id)
+    node.admit(hellos[16], "staged")
+
+
+async def test_what_was_promised_before_a_path_was_known_is_promised_anew() -> None:
+    """A path that is measured when it is opened: nobody can be owed more than it brings."""
+    node, path = intake(), Bare("direct", 5e8)
+    node.admit(hasty(0, "world"), "direct")
+    assert node.reserved > 5e8
+    await node.confirm("move-0", cast("Path", path), LeafMap(HELLO.manifest.regions))
+    assert 0 < node.reserved < 5e8
+    node.admit(hasty(1, "other"), "direct")
 
 
 async def test_worlds_that_stop_late_are_told_earlier(monkeypatch: pytest.MonkeyPatch) -> None:

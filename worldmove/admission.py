@@ -192,12 +192,13 @@ def judge(demand: Demand, supply: Supply, share: float = inf) -> Verdict:
     if not alone.admissible:
         return alone
     free = found.available["share_bytes_per_s"]
-    short = max(found.required.get("bytes_per_s", alone.required["bytes_per_s"]) - free, 0.0)
+    needed = min(found.required.get("bytes_per_s", inf), alone.required["bytes_per_s"])
+    short_s = max(needed - free, 0.0) * alone.span_s / supply.full_rate
     return msgspec.structs.replace(
         found,
         code="gate-full",
         reason=f"{found.reason}; {_mb(free)}/s of the line are promised to nobody until then",
-        retry_after_s=short * alone.span_s / supply.full_rate,
+        retry_after_s=short_s or supply.turn_s,
     )
 
 
@@ -220,7 +221,8 @@ def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
         return found
     whole = pause_of(demand, supply, float(demand.state_bytes))
     other = _judge_as(demand, supply, share, whole, converges=False)
-    return found if found.condition != "converges" and not other.admissible else other
+    hopeful = found.condition != "converges" and demand.dirties < supply.full_rate
+    return found if hopeful and not other.admissible else other
 
 
 def _judge_as(demand: Demand, supply: Supply, share: float, pause: Pause, *, converges: bool) -> Verdict:

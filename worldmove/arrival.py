@@ -90,7 +90,8 @@ class Arrival:
         return f"path {name} brought {gbps:.2f} Gb/s; --min-gbps asks for {self._min_gbps:g}"
 
     def verified(self) -> None:
-        """Memory equals the source's: the record is written next."""
+        """Memory equals the source's: nothing more has to come, and the record is written next."""
+        self._intake.came(self._hello.move_id)
         self._verified_at = time.monotonic()
 
     def committed(self) -> float:
@@ -121,3 +122,7 @@ class Arrival:
     def runs(self) -> None:
         """The world generates again, here or there; or never."""
         self._intake.runs(self._hello.move_id)
+
+    def over(self) -> None:
+        """The move has failed, and nothing of it is left: before others hear that there is room again."""
+        self._intake.over(self._hello.move_id)

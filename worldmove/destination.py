@@ -55,8 +55,7 @@ class DestinationMove(Driver):
         self._arrival = Arrival(services.intake, hello, services.note_rate, services.settings.min_gbps)
         self.path_name: str | None = None
         self.landed = 0
-        self._told = 0
-        self._tell_at = 0.0
+        self._told, self._tell_at = 0, 0.0
         self._admit_berth = admit
         self._berth: Berth | None = None
         self._record: SessionRecord | None = None
@@ -396,5 +395,6 @@ class DestinationMove(Driver):
             await asyncio.shield(self._wiping)
         if self._reader is not None:
             await self._reader.close()
+        self._arrival.over()
         if self._berth is not None:
             self._berth.vacate()

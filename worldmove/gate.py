@@ -322,7 +322,7 @@ class Gate:
 
     def _leave(self, member: Member) -> None:
         self._passes.pop(member, None)
-        for request in self._policy.leave(member):
+        for request in self._policy.leave(member, time.monotonic()):
             future = self._futures.pop(request.number)
             if not future.done():
                 future.set_exception(ProcessLostError(f"move {member.name} has left the gate"))

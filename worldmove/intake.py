@@ -45,10 +45,14 @@ FABRIC_BYTES = 32 << 30
 
 
 class Taken(msgspec.Struct):
-    """One move that was taken on. `due`: when its bytes have to be here. `landed`: since its world stands."""
+    """One move that was taken on.
+
+    `due`: when its bytes have to be here. `landed`: since its world stands. `came`: nothing more comes of it.
+    """
 
     path: str
     source: str
+    session: str
     demand: Demand
     supply: Supply
     verdict: Verdict
@@ -56,6 +60,7 @@ class Taken(msgspec.Struct):
     due: float
     stands: bool = False
     landed: int = 0
+    came: bool = False
 
 
 class Intake:
@@ -109,13 +114,18 @@ class Intake:
         return self._judge(hello, path)[0]
 
     def admit(self, hello: m.Hello, path: str) -> Verdict:
-        """Takes a move on, with a promise until `over`.
+        """Takes a move on, with a promise until nothing of it comes any more (`came`).
+
+        A session that asks anew has left its former move, whether that has been heard of here or not.
 
         Raises:
             InadmissibleError: it could not finish in time even alone.
             GateFullError: it could not beside those that were taken on.
         """
         now = time.monotonic()
+        for move_id, taken in self._taken.items():
+            if taken.session == hello.session_id:
+                self.came(move_id)
         verdict, demand, supply = self._judge(hello, path)
         if not verdict.admissible:
             raise rejection(verdict)
@@ -129,7 +139,7 @@ class Intake:
             )
         self._books[path].promise(hello.move_id, verdict, now)
         self._taken[hello.move_id] = Taken(
-            path, hello.source, demand, supply, verdict, now, now + verdict.span_s
+            path, hello.source, hello.session_id, demand, supply, verdict, now, now + verdict.span_s
         )
         return verdict
 
@@ -177,17 +187,23 @@ class Intake:
             self.rates.note(names.LINE, found.rate, now)
             self.gate.pace.warm(found.rate, found.delay_s)
         supply = msgspec.structs.replace(taken.supply, path=found.rate)
-        left_s = taken.demand.deadline_s - (now - taken.began)
-        demand = msgspec.structs.replace(taken.demand, deadline_s=max(left_s, 1e-3))
+        left_s = max(taken.demand.deadline_s - (now - taken.began), 1e-3)
+        demand = msgspec.structs.replace(taken.demand, deadline_s=left_s)
         taken.supply, taken.verdict = supply, judge(demand, supply)
         if not taken.verdict.admissible:
             raise rejection(taken.verdict)
+        # What was promised when nobody knew the path may be more than all that it can bring.
+        self._books[taken.path].promise(move_id, taken.verdict, now)
 
     def _shared(self, taken: Taken) -> bool:
         """Whether others come by its path: then a probe would tell what they leave."""
         if taken.path == "staged":
             return self.gate.busy
-        return sum(one.path == taken.path for one in self._taken.values()) > 1
+        return sum(one.path == taken.path for one in self._coming) > 1
+
+    @property
+    def _coming(self) -> list[Taken]:
+        return [one for one in self._taken.values() if not one.came]
 
     def _take_over(self, move_id: str, taken: Taken, path: str) -> None:
         """Another path was opened than the move was taken on for: nothing is known of it in this move."""
@@ -231,16 +247,22 @@ class Intake:
             left = max(1 - taken.landed / max(pause.delta_bytes, 1.0), 0.0)
             self.gate.progress(move_id, pause.work_s * left)
 
+    def came(self, move_id: str) -> None:
+        """Nothing of the move comes any more: what it was promised is free, however long it takes to end."""
+        taken = self._taken.get(move_id)
+        if taken is not None:
+            taken.came = True
+            self._books[taken.path].drop(move_id)
+
     def runs(self, move_id: str) -> None:
         """The move's world generates again, here or there, or nothing of it comes any more."""
+        self.came(move_id)
         self.gate.turn_over(move_id)
 
     def over(self, move_id: str) -> None:
-        """The move is over, however it ended."""
+        """Everything of the move is gone, its lanes included, however it ended."""
         self.runs(move_id)
-        taken = self._taken.pop(move_id, None)
-        if taken is not None:
-            self._books[taken.path].drop(move_id)
+        self._taken.pop(move_id, None)
 
     def note_round(self, path: str, source: str, nbytes: int, seconds: float) -> None:
         """A round over `path` has brought so much, beside those of others; the gate measures its own path."""
@@ -252,7 +274,7 @@ class Intake:
     def note_digest(self, role: str, manifest: Manifest, nbytes: int, seconds: float) -> None:
         """So many bytes of a session's memory were digested in one go; small ones say nothing."""
         if nbytes >= LEAST_DIGEST:
-            self.rates.note_bytes(_digest_name(role, manifest), nbytes, seconds, time.monotonic())
+            self.rates.note_bytes(names.digest_name(role, manifest), nbytes, seconds, time.monotonic())
 
     def note_time(self, name: str, seconds: float) -> None:
         """What one step took."""
@@ -261,7 +283,7 @@ class Intake:
 
     def terms(self, manifest: Manifest, dirty_rate: float | None, egress: float | None) -> m.Terms:
         """What this node tells of itself as the source of a move."""
-        digest = self.rates.rate(_digest_name("source", manifest), time.monotonic())
+        digest = self.rates.rate(names.digest_name("source", manifest), time.monotonic())
         return m.Terms(digest_bytes_per_s=digest, dirty_bytes_per_s=dirty_rate, egress_bytes_per_s=egress)
 
     @property
@@ -321,7 +343,7 @@ class Intake:
             line=line,
             egress=terms.egress_bytes_per_s if path == "staged" else None,
             source_digest=None if old else terms.digest_bytes_per_s,
-            destination_digest=measured.rate(_digest_name("destination", hello.manifest), now, within_s),
+            destination_digest=measured.rate(names.digest_name("destination", hello.manifest), now, within_s),
             open_s=self._open_s(path, measured.usual(names.OPEN, now, within_s) or 0.0),
             commit_s=measured.tail(names.COMMIT, now, within_s) or 0.0,
             resume_s=measured.tail(names.RESUME, now, within_s) or 0.0,
@@ -330,7 +352,7 @@ class Intake:
         )
 
     def _blocked_s(self, line: float) -> float:
-        demands = [one.demand for one in self._taken.values() if one.path == "staged"]
+        demands = [one.demand for one in self._coming if one.path == "staged"]
         copying = sum(demand.state_bytes for demand in demands if demand.live)
         standing = max((demand.state_bytes for demand in demands if not demand.live), default=0)
         return self.gate.blocked_s(line, copying=copying, standing=standing)
@@ -376,8 +398,3 @@ def admitted(verdict: Verdict) -> dict[str, Any]:
         "unmeasured": verdict.unmeasured,
         "provisional": verdict.provisional,
     }
-
-
-def _digest_name(role: str, manifest: Manifest) -> str:
-    kind = "gpu" if any(region.device != "host" for region in manifest.regions) else "host"
-    return f"digest-{role}-{kind}"

@@ -57,7 +57,11 @@ class Promises:
         turn_s = max((one.turn_s for one in self._order), default=0.0)
         supply = msgspec.structs.replace(self._beside(demand, supply), turn_s=turn_s)
         due = now + span_of(demand, supply)
-        return judge(demand, supply, inf if supply.line is None else self.share(supply.line, due, now))
+        verdict = judge(demand, supply, inf if supply.line is None else self.share(supply.line, due, now))
+        if verdict.retry_after_s is None or not self._order or self._order[-1].deadline <= now:
+            return verdict
+        last_s = self._order[-1].deadline - now  # by then nothing is owed to those that are there
+        return msgspec.structs.replace(verdict, retry_after_s=min(verdict.retry_after_s, last_s))
 
     def _beside(self, demand: Demand, supply: Supply) -> Supply:
         """What there is, with what those that were taken on mean for when worlds may stop."""
@@ -85,6 +89,7 @@ class Promises:
 
     def promise(self, name: str, verdict: Verdict, now: float) -> None:
         """Takes what a verdict of `now` reserves into the books, in place of what its name had."""
+        self.drop(name)
         stops = verdict.stops
         crowd = any(one.turns for one in self._order)
         if stops.together > 1 and not stops.flows:

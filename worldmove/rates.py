@@ -10,6 +10,7 @@ import math
 from collections import OrderedDict, deque
 
 from worldmove.errors import ValidationError
+from worldmove.manifest import Manifest
 
 SPAN_S = 600.0
 MOST_SAMPLES = 64
@@ -30,6 +31,12 @@ TIMES = frozenset({COMMIT, RESUME, OPEN, SETTLE, STOP})
 def path_name(path: str, peer: str) -> str:
     """The name of the rate at which one peer's bytes come by a path."""
     return f"path-{path}/{peer}"
+
+
+def digest_name(role: str, manifest: Manifest) -> str:
+    """The name of the rate at which one end of a move reads such a session."""
+    kind = "gpu" if any(region.device != "host" for region in manifest.regions) else "host"
+    return f"digest-{role}-{kind}"
 
 
 class Window:

@@ -160,8 +160,10 @@ class Policy:
         if placed:
             self._place(member)
 
-    def leave(self, member: Member) -> list[Request]:
+    def leave(self, member: Member, now: float) -> list[Request]:
         """The move is over, however it ended: what it held and asked for goes back.
+
+        Grants that are out come to nothing: the time until others' bytes come says nothing about the line.
 
         Returns:
             The requests that were not granted yet.
@@ -177,7 +179,7 @@ class Policy:
         member.waiting.clear()
         self.waiting -= len(forgotten)
         for request in list(member.out.values()):
-            self._return(request)
+            self.give_back(request, now)
         return forgotten
 
     def ask(self, member: Member, nbytes: int) -> Request:

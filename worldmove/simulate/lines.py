@@ -121,7 +121,7 @@ class GrantLine:
 
     def leave(self, place: Member) -> None:
         """It is over."""
-        self._policy.leave(place)
+        self._policy.leave(place, self._env.now)
         self._carries.pop(place, None)
         self._serve()
 
