@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from gpu_kit import GPUS
@@ -308,7 +309,10 @@ async def test_bytes_of_another_stop_are_brought_again(rig: Rig, held: int) -> N
     await inbound.confirm(5)
     assert inbound.damaged().size == 0
     times = 2 if held == 4 else 1
-    assert inbound.count.bytes == times * sum(region.nbytes for region in REGIONS)
+    total = sum(region.nbytes for region in REGIONS)
+    assert inbound.count.bytes == times * total
+    assert inbound.count.again_bytes == (times - 1) * total
+    assert inbound.kept_bytes == 0
     assert count.ms > 0
     assert regions_of(rig.mine.memory) == regions_of(rig.theirs.memory)
 
@@ -328,13 +332,16 @@ async def test_a_path_that_is_aborted_while_it_waits_is_quiet_at_once(rig: Rig) 
         assert not any(os.pread(fd, 1 << 20, 0))
 
 
-async def test_what_has_waited_for_too_long_is_asked_for_when_the_round_begins(rig: Rig) -> None:
+@pytest.mark.parametrize("came", [0, 2])
+async def test_what_has_waited_for_too_long_is_asked_for_when_the_round_begins(rig: Rig, came: int) -> None:
+    """Leaves that had come by then come again, and count twice: they were sent twice."""
     rig.write(1)
     path, inbound = await landing(rig)
     await rig.asked()
     assert path.sign is not None
     path.sign.release(begin=False)  # as an executor does by itself
     await rig.asked()
+    inbound._own.learn(0, came)
     rig.write(2)
     inbound.start_round(1, final=True)
     _, part = await table_of(rig)
@@ -343,5 +350,8 @@ async def test_what_has_waited_for_too_long_is_asked_for_when_the_round_begins(r
     assert inbound.damaged().size == 0
     await inbound.confirm(5)
     assert inbound.damaged().size == 0
-    assert inbound.count.bytes == sum(region.nbytes for region in REGIONS)
+    leaf_map = rig.mine.memory.leaf_map
+    again = sum(span.length for span in leaf_map.runs(np.arange(came)))
+    assert (inbound.count.bytes, inbound.count.again_bytes) == (leaf_map.total + again, again)
+    assert inbound.count.leaves == leaf_map.count + came
     assert regions_of(rig.mine.memory) == regions_of(rig.theirs.memory)

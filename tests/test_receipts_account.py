@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import msgspec
 import pytest
 import pytest_asyncio
 from ledger_kit import node_info
@@ -122,6 +123,24 @@ async def test_damaged_leaves_are_named(ledger: MemoryLedger) -> None:
     assert [(one.region, one.leaf, one.attempts) for one in found.damaged] == [("k", 3, 2)]
     assert (found.kept_bytes, found.repair_bytes) == (7, 5)
     assert found.sent_bytes == sum(one.bytes for one in found.rounds) + 5
+
+
+@pytest.mark.parametrize(("kept", "copied", "again"), [(0, 0, 1000), (400, 100, 1500), (0, 1 << 40, 1 << 40)])
+async def test_what_was_sent_twice_is_told_of_the_paused_round(
+    ledger: MemoryLedger, kept: int, copied: int, again: int
+) -> None:
+    """It began at another stop, and was sent all the same. No peer's word makes it more than was sent."""
+    account, machine = played("not_live")
+    (taken,) = machine.facts.rounds
+    sent = HELLO.manifest.nbytes + 1000
+    machine.facts = msgspec.structs.replace(
+        machine.facts, rounds=(msgspec.structs.replace(taken, bytes=sent, copied_bytes=copied),)
+    )
+    account.note(m.Verified(root="ab" * 32, leaves=1, bytes=sent, kept_bytes=kept, ms=1.0))
+    found = await receipt(ledger, account, machine)
+    (paused,) = found.rounds
+    assert found.sent_bytes == paused.bytes == sent
+    assert paused.again_bytes == min(again, sent)
 
 
 async def test_a_receipt_that_cannot_be_kept_does_not_stop_the_move(ledger: MemoryLedger) -> None:

@@ -237,8 +237,8 @@ class Inbound:
         leaf_map, expected = self._reader.memory.leaf_map, self._expected
         spans = leaf_map.whole() if expected is None else leaf_map.runs(expected)
         rows = slice(None) if expected is None else expected
-        if self._own.known[rows].all():
-            self._count.again(self._own.known[rows].size, sum(span.length for span in spans))
+        came = np.flatnonzero(self._own.known) if expected is None else expected[self._own.known[expected]]
+        self._count.again(came.size, sum(span.length for span in leaf_map.runs(came)))
         self._own.forget(expected)
         self._proven[rows] = False
         self._tasks.spawn(self._bring(spans))

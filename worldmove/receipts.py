@@ -185,9 +185,16 @@ class Account:
                 ms=one.ms,
                 copied_bytes=one.copied_bytes,
                 start_ms=starts[number - 1] if number <= len(starts) else None,
+                again_bytes=self._again(one) if number == final else 0,
             )
             for number, one in enumerate(taken, start=1)
         )
+
+    def _again(self, final: Taken) -> int:
+        """What a round in the pause sent twice: what the state does not account for."""
+        kept = self._verified.kept_bytes if self._verified else 0
+        beyond = final.bytes + final.copied_bytes + kept - self.hello.manifest.nbytes
+        return min(max(beyond, 0), final.bytes)
 
     @property
     def _pause_ms(self) -> float | None:

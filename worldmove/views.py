@@ -159,7 +159,8 @@ class MigrationRequest(View, frozen=True, kw_only=True):
 class RoundView(View, frozen=True, kw_only=True):
     """One round of copying: what the destination asked for, and how long it took to land and be digested.
 
-    `copied_bytes` of the state lay elsewhere in its memory, and were copied there. `start_ms` after the
+    `copied_bytes` of the state lay elsewhere in its memory, and were copied there. `again_bytes` of `bytes`
+    came twice: they had begun at another stop of the world than that of the pause. `start_ms` after the
     request the source began it; `ms` is what the destination measured.
     """
 
@@ -170,6 +171,7 @@ class RoundView(View, frozen=True, kw_only=True):
     ms: float
     copied_bytes: int = 0
     start_ms: float | None = None
+    again_bytes: int = 0
 
 
 class BlockEnd(View, frozen=True, kw_only=True):

@@ -167,7 +167,8 @@ def move(view: MigrationView) -> Table:
     for one in receipt.rounds:
         final = " (paused)" if one.final else ""
         copied = f", {size(one.copied_bytes)} copied" if one.copied_bytes else ""
-        took = f"{one.leaves} leaves, {size(one.bytes)}{copied}, {ms(one.ms)} ms"
+        again = f" ({size(one.again_bytes)} of it twice)" if one.again_bytes else ""
+        took = f"{one.leaves} leaves, {size(one.bytes)}{again}{copied}, {ms(one.ms)} ms"
         table.add_row(f"round {one.number}{final}", took)
     for leaf in receipt.damaged:
         table.add_row("damaged", Text(f"{leaf.region}, leaf {leaf.leaf}, sent {leaf.attempts} times more"))
