@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from math import inf
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from gpu_kit import GPUS
 from inbound_kit import Bench, equal
 from moving_kit import LEAF, LEAVES, PLACES, STATE, exchange, fresh, moved_once, pools, shift
 
+from worldmove.delta.finding import Index
 from worldmove.errors import NoMemoryError
 from worldmove.executor.devices import Executors
 
@@ -53,6 +55,35 @@ async def test_a_shift_that_was_foreseen_leaves_less_to_the_pause(both: Bench, b
     assert both.inbound.damaged().size == 0
     assert both.target.gaps() == gaps
     assert len(set(await both.roots())) == 1
+
+
+@pytest.mark.parametrize("within_s", [inf, -1.0], ids=["shifted", "left"])
+async def test_what_a_search_takes_is_made_once_a_round_and_of_memory_as_it_is_then(
+    both: Bench, monkeypatch: pytest.MonkeyPatch, within_s: float
+) -> None:
+    """Between two rounds, whether memory is moved ahead there or not; never while a part of a table waits."""
+    made: list[bytes] = []
+    prepare, own = Index.prepare, both.inbound._own
+
+    def counted(index: Index) -> None:
+        made.append(own.rows.tobytes())
+        prepare(index)
+
+    monkeypatch.setattr(Index, "prepare", counted)
+    rng = np.random.default_rng(21)
+    for number in (2, 3, 4):
+        shift(both, rng)
+        before = own.rows.tobytes()
+        await both.round(number, final=number == 4)
+        assert len(made) == number - 2
+        if number < 4:
+            landed = own.rows.tobytes()
+            await both.inbound.shift_ahead(within_s)
+            assert made[number - 2 :] == [own.rows.tobytes()]
+            assert (own.rows.tobytes() != landed) == (within_s > 0)
+            assert landed != before
+    assert equal(both.source, both.target)
+    assert both.inbound.damaged().size == 0
 
 
 async def test_a_shift_that_was_foreseen_and_did_not_come_costs_bytes_and_nothing_else(both: Bench) -> None:

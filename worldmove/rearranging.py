@@ -145,12 +145,13 @@ class Rearranger:
             self._chooser.end(copied=int(self.copied.sum()), sent=int(self._asked.sum()))
         if not self._final:
             self._foresight.end(self._asked)
-            self._chooser.prepare()
             return
         self._tables.own.take_over(self._tables.again, ~(self._asked | self.copied))
 
     async def shift_ahead(self, within_s: float = inf) -> None:
         """Between live rounds: moves on by a stride what has moved by strides, before anybody waits for it.
+
+        What the next round's search takes is made ready behind that, once: it knows memory as it is then.
 
         Args:
             within_s: nothing is moved where the last copies took longer: blocks would go by meanwhile.
@@ -158,11 +159,13 @@ class Rearranger:
         Raises:
             ProcessLostError: an executor ended meanwhile; what was to move counts as unknown.
         """
-        own = self._tables.own
-        targets = self._foresight.targets(own.known)
-        if not targets.size or self._copied_s > within_s:
-            return
-        began = time.monotonic()
+        targets = self._foresight.targets(self._tables.own.known)
+        if targets.size and self._copied_s <= within_s:
+            await self._shift(targets)
+        self._chooser.prepare()
+
+    async def _shift(self, targets: Longs) -> None:
+        own, began = self._tables.own, time.monotonic()
         origins = targets + self._geometry.step[targets]
         runs = merged(self._geometry, targets, origins)
         moves, moved = ordered(self._geometry, runs), own.rows[origins]
@@ -174,7 +177,6 @@ class Rearranger:
         own.known[targets] = True
         self._foresight.ahead = True
         self._copied_s = time.monotonic() - began
-        self._chooser.prepare()
 
     def _plan(self, leaves: Flags) -> None:
         """Plans these leaves, apart from all others: what is copied, and what is asked for."""
