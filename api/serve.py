@@ -29,6 +29,9 @@ from worldmove.messages import MAX_MESSAGE
 from worldmove.tls import NodeTls
 
 DRAIN_SECONDS = 5
+REST_SECONDS = 15
+"""A connection without a request is closed then: later than any client of ours would use it again, and later
+than others by their defaults (5 s), which would otherwise meet the end with a request on its way."""
 PING_SECONDS = 1.0
 EXIT_FAILED = 1
 EXIT_FORCED = 130
@@ -188,6 +191,7 @@ def _uvicorn(app: object, settings: Settings, tls: NodeTls | None) -> uvicorn.Co
         ws_ping_interval=min(PING_SECONDS, settings.peer_timeout_ms / 1000),
         ws_ping_timeout=settings.peer_timeout_ms / 1000,
         timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_keep_alive=REST_SECONDS,
         proxy_headers=False,
         server_header=False,
     )

@@ -29,6 +29,7 @@ ORDER = (
     "delta",
     "tokens",
     "tls",
+    "dialing",
     "messages",
     "protocol",
     "rounds",

@@ -12,8 +12,8 @@ import httpx
 from worldmove.client import calls
 from worldmove.client.answers import EventReader, error_of, event_view, owner_of, unreachable, view_of
 from worldmove.client.calls import EVENT_SILENCE, TIMEOUT, Call
+from worldmove.dialing import http_options
 from worldmove.errors import ConnectionLostError, NotOwnerError
-from worldmove.tls import client_context
 from worldmove.views import (
     ENDED_STATES,
     BoundaryView,
@@ -63,10 +63,7 @@ class AsyncClient:
         """
         self.url = url.rstrip("/")
         self._timeout = timeout
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http = httpx.AsyncClient(
-            headers=headers, timeout=timeout, trust_env=False, verify=client_context(tls_ca)
-        )
+        self._http = httpx.AsyncClient(**http_options(token, timeout, tls_ca))
         self._moves: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:

@@ -9,9 +9,9 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from worldmove.dialing import http_options
 from worldmove.errors import PeerError, WorldMoveError
 from worldmove.sdk.problems import error_of
-from worldmove.tls import client_context
 from worldmove.views import Registration, SessionView
 
 
@@ -29,15 +29,7 @@ class NodeApi:
     """
 
     def __init__(self, url: str, token: str | None, timeout: float, tls_ca: Path | str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        # A proxy from the environment would be shown the token, and can't reach this host's loopback.
-        self._http = httpx.Client(
-            base_url=url.rstrip("/"),
-            headers=headers,
-            timeout=timeout,
-            trust_env=False,
-            verify=client_context(tls_ca),
-        )
+        self._http = httpx.Client(base_url=url.rstrip("/"), **http_options(token or None, timeout, tls_ca))
 
     def open(self, path: str, body: dict[str, Any]) -> Registration:
         """Registers a session, a standby or an attachment.
