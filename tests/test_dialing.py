@@ -1,4 +1,4 @@
-"""Connections of our clients that rest: used again for a while, and never once the node may be closing them."""
+"""Connections of our clients that rest: used again for a while, never once a node may be closing them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def serving(answers: int) -> Iterator[Server]:
 
     async def run() -> None:
         listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-        server.url = "http://127.0.0.1:%d" % listening.sockets[0].getsockname()[1]
+        server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         started.set()
         await over.wait()
         listening.close()

@@ -70,6 +70,7 @@ SDK_MAY_IMPORT = {
     "cuda",
     "memory",
     "tls",
+    "dialing",
     *SDK,
 }
 

@@ -1,4 +1,4 @@
-"""How clients of a node's HTTP interface reach it: whom they trust, who they are, how long a connection rests."""
+"""How clients of a node's HTTP interface reach it: whom they trust, and how long a connection may rest."""
 
 from __future__ import annotations
 
