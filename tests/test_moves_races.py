@@ -86,6 +86,19 @@ def test_a_commit_or_adoption_whose_reply_is_lost_late_or_repeated(
         pair.goes_on()
 
 
+@pytest.mark.parametrize("phase", ["verifying", "committed"])
+def test_a_receipt_has_both_roots_where_the_destination_s_proof_was_lost(stage: Stage, phase: str) -> None:
+    """A root of what lies there stands in the record, too."""
+    with stage.pair() as pair:
+        arm(pair, f"destination.{phase}.drop")
+        view = pair.end(pair.ask())
+        assert fired(pair.to) == [f"destination.{phase}.drop"]
+        assert (view.state, view.code) == ("released", "protocol")
+        assert view.receipt is not None
+        assert view.receipt.source_root == view.receipt.destination_root is not None
+        pair.arrived()
+
+
 def test_an_adoption_that_lands_after_its_caller_gave_up(stage: Stage) -> None:
     """Taken back or adopted, whoever was first: the record says who, and there is only one."""
     with stage.pair() as pair:

@@ -15,6 +15,7 @@ from worldmove.dirtying import Dirtying
 from worldmove.errors import MoveAbortedError, PeerError, RejectedError, WorldMoveError
 from worldmove.hosting.ranks import Pause
 from worldmove.ledger.base import Ledger
+from worldmove.ledger.records import SessionRecord, fate
 from worldmove.machine import Machine
 from worldmove.protocol import State
 from worldmove.rounds import Taken
@@ -51,6 +52,7 @@ class Account:
         self._verified: m.Verified | None = None
         self._committed: m.Committed | None = None
         self._adopted: m.Adopted | None = None
+        self._record_root: str | None = None
         self._dirtying = Dirtying(hello.manifest.nbytes, hello.manifest.block_ms / 1000)
 
     @property
@@ -96,6 +98,11 @@ class Account:
         """The world stands."""
         self.block = pause.block
         self.timeline.stopped(pause.block, pause.stopped_at, attended=pause.attended)
+
+    def settled(self, record: SessionRecord) -> None:
+        """The record has decided: it knows what was committed, where the destination's word was lost."""
+        if fate(record, self.hello.move_id) in ("committed", "adopted", "released"):
+            self._record_root = record.root
 
     @property
     def elapsed_ms(self) -> float:
@@ -154,7 +161,7 @@ class Account:
                 for leaf in (verified.damaged if verified else ())
             ),
             source_root=self.source_root,
-            destination_root=verified.root if verified else None,
+            destination_root=verified.root if verified else self._record_root,
             pause_ms=pause,
             data_ms=data,
             commit_ms=commit,

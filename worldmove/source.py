@@ -81,6 +81,7 @@ class SourceMove(Driver):
     def note_record(self, record: SessionRecord) -> None:
         """The session follows its record."""
         self.session.record = record
+        self.account.settled(record)
 
     def _actions(self) -> dict[type[p.Action], Perform]:
         return super()._actions() | {
