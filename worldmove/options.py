@@ -368,7 +368,7 @@ OPTIONS: tuple[Option, ...] = (
         "live_share",
         _number(0.01, 1),
         "0.01 to 1",
-        "Share of the time in which a live round may bring bytes; the rest is the generating world's alone.",
+        "Share of the time in which a live round may bring bytes or digest; the rest is the world's alone.",
     ),
     Option(
         "faults",

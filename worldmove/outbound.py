@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -22,6 +23,7 @@ from worldmove.hashing import RegionHashes
 from worldmove.hosting.ranks import Pause
 from worldmove.hosting.slots import Slot
 from worldmove.offering import OnLost, Serving, descriptors_of
+from worldmove.pacing import Duty
 from worldmove.page.looking import open_to_look
 from worldmove.reading import OnRead, Plan, Reader
 from worldmove.staging import Stage, needs_ring
@@ -168,13 +170,25 @@ class Outbound:
             plan = self._reader.plan_read(table, self._reader.all_spans(), few=self._hello.live)
         if in_turns and pause is not None:
             await self._direct.begun(LANES_FIRST_S)
-        start = time.monotonic()
-        for some in plan.single_parts() if in_turns else [plan]:
-            await self._reader.perform(some, urgent=urgent, on_read=noted)
-        nbytes, seconds = self._holding.leaf_map.total, time.monotonic() - start
+        share = 1.0 if pause is not None else self._services.settings.live_share
+        parts = plan.single_parts() if in_turns or share < 1 else [plan]
+        seconds = await self._read_parts(parts, Duty(share), noted, urgent=urgent)
+        nbytes = self._holding.leaf_map.total
         if pause is None:  # the next one may be that of a world that stands
             self._plan = self._reader.plan_read(table, self._reader.all_spans(), few=True)
         self._services.intake.note_digest("source", self._hello.manifest, nbytes, seconds)
+
+    async def _read_parts(self, parts: Sequence[Plan], duty: Duty, noted: OnRead, *, urgent: bool) -> float:
+        """Reads one after the other, spaced as `duty` says; returns how long one was under way, in seconds."""
+        busy = 0.0
+        for some in parts:
+            while (delay := duty.delay(time.monotonic())) > 0:  # noqa: ASYNC110 - only time passes
+                await asyncio.sleep(delay)
+            duty.begin(start := time.monotonic())
+            await self._reader.perform(some, urgent=urgent, on_read=noted)
+            duty.end(end := time.monotonic())
+            busy += end - start
+        return busy
 
     async def last_round(self) -> None:
         """No live round follows: direct lanes wait for the stop with what is pulled from now on.
