@@ -65,9 +65,8 @@ async def test_a_last_round_that_fails_leaves_no_descriptor_behind(tmp_path: Pat
         for _ in range(2):
             receipt = await moved(way, path)
             assert not receipt.damaged
-            last = receipt.rounds[
-                -1
-            ]  # a live round may have read leaves after the world's last write to them
+            # A live round may have read leaves after the world's last write to them: these are kept.
+            last = receipt.rounds[-1]
             assert last.bytes + receipt.kept_bytes == receipt.state_bytes + last.again_bytes
         async with asyncio.timeout(20):
             while opened(nodes) > before:  # noqa: ASYNC110 - lanes are still replaced

@@ -179,7 +179,7 @@ class Outbound:
         self._services.intake.note_digest("source", self._hello.manifest, nbytes, seconds)
 
     async def _read_parts(self, parts: Sequence[Plan], duty: Duty, noted: OnRead, *, urgent: bool) -> float:
-        """Reads one after the other, spaced as `duty` says; returns how long one was under way, in seconds."""
+        """Reads one after another, spaced as `duty` says; returns how long one was under way, in seconds."""
         busy = 0.0
         for some in parts:
             while (delay := duty.delay(time.monotonic())) > 0:  # noqa: ASYNC110 - only time passes
