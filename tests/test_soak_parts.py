@@ -10,6 +10,7 @@ import pytest
 
 from worldmove.faults.points import LINGERING, every_fault, parse
 from worldmove.soak import report
+from worldmove.soak import run as soak
 from worldmove.soak.plan import LEADS, Step, steps
 from worldmove.soak.story import Story
 from worldmove.soak.usage import Usage
@@ -147,3 +148,30 @@ def test_moves_are_counted_by_fault_and_by_phase() -> None:
         "destination.copying": 2,
         "source.copying": 1,
     }
+
+
+def test_a_seed_goes_on_where_an_earlier_soak_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Step] = []
+
+    class Trial:
+        """Takes every move, and nothing happens."""
+
+        def __init__(self, *_: object) -> None: ...
+
+        async def __aenter__(self) -> Trial:
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def begin(self) -> None: ...
+
+        async def take(self, step: Step) -> None:
+            taken.append(step)
+
+        def outcome(self, _: float) -> report.Outcome:
+            counts = dict.fromkeys(report.Outcome.__struct_fields__, 0)
+            return report.Outcome(**{**counts, "duration_s": 0.0, "by_fault": {}, "by_phase": {}})
+
+    monkeypatch.setattr(soak, "Trial", Trial)
+    assert soak.run(json=True, moves=4, seed=7, first=3) == 0
+    assert taken == plan(7, 6)[2:]

@@ -91,6 +91,7 @@ def soak(
         int | None,
         typer.Option(min=0, show_default=False, help="Repeats the moves and faults of an earlier soak."),
     ] = None,
+    first: Annotated[int, typer.Option(min=1, help="Goes on with this move of the seed's.")] = 1,
     gpus: Annotated[
         str, typer.Option(help="Worlds on GPUs, one for each node in turn: auto, or UUIDs by commas.")
     ] = "none",
@@ -109,6 +110,7 @@ def soak(
         worlds=worlds,
         state_mb=state_mb,
         seed=seed,
+        first=first,
         gpus=gpus,
         only=only,
     )

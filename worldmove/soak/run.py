@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import sys
 import time
+from itertools import islice
 
 import msgspec
 import uvloop
@@ -32,6 +33,7 @@ def run(
     worlds: int = 2,
     state_mb: int = 8,
     seed: int | None = None,
+    first: int = 1,
     gpus: str = "none",
     only: str = "",
 ) -> int:
@@ -45,6 +47,7 @@ def run(
         worlds: how many move about between them.
         state_mb: size of each in MB.
         seed: of the sequence of moves and faults; a new one unless it is given.
+        first: of its moves the one to begin with: an earlier soak's sequence goes on where it stopped.
         gpus: `none` for worlds in host memory; `auto` or UUIDs, separated by commas, for worlds on GPUs, one
             for each node in turn.
         only: what may go wrong, separated by commas; everything, if it is empty.
@@ -65,9 +68,10 @@ def run(
         secrets.randbits(SEED_BITS) if seed is None else seed,
         uvloop.run(_devices(gpus)),
         _only(only),
+        first,
     )
     try:
-        with Screen(errors, quiet=json) as screen:
+        with Screen(errors, quiet=False) as screen:
             outcome = uvloop.run(_soak(options, screen))
     except (KeyboardInterrupt, asyncio.CancelledError):
         errors.print("stopped; everything that was started has been ended")
@@ -107,9 +111,9 @@ async def _soak(options: Options, screen: Screen) -> report.Outcome:
     async with trial:
         try:
             await trial.begin()
-            for step in steps(options.seed, options.nodes, options.worlds, options.only):
-                late = options.seconds is not None and time.monotonic() - began > options.seconds
-                if step.number > options.moves or late:
+            every = steps(options.seed, options.nodes, options.worlds, options.only)
+            for step in islice(every, options.first - 1, options.first - 1 + options.moves):
+                if options.seconds is not None and time.monotonic() - began > options.seconds:
                     break
                 await trial.take(step)
         except (DeadlineError, ProcessLostError) as error:

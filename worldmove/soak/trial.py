@@ -36,6 +36,7 @@ class Options(NamedTuple):
     seed: int
     devices: tuple[str, ...] = (HOST,)
     only: frozenset[str] = frozenset()
+    first: int = 1
 
 
 class _End(NamedTuple):
