@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from worldmove.demo.player import action
 from worldmove.demo.video.shape import SELF_FORCING, SMALL, Shape
@@ -49,6 +50,16 @@ def test_two_worlds_with_one_seed_are_one_world() -> None:
     assert state_digest(mine) == state_digest(theirs)
     assert len(set(film)) == 5
     assert len(film[0]) == 12 * 72 * 128 * 3
+
+
+def test_a_state_is_digested_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, _ = run(SMALL, 1)
+    whole = state_digest(state)
+    monkeypatch.setattr("worldmove.demo.video.world.ROOM_BYTES", 1000)
+    assert state_digest(state) == whole
+    assert state_digest({"one": torch.arange(3), "none": torch.empty(0)}) == xxhash.xxh3_128_hexdigest(
+        np.arange(3).tobytes()
+    )
 
 
 @pytest.mark.parametrize("part", ["k", "v", "ck", "latents", "decoder", "rng", "actions"])

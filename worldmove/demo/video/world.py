@@ -23,6 +23,8 @@ from worldmove.demo.video.shape import PATCH, Shape
 
 ACTIONS = 8
 """How many blocks of the player's keys are remembered."""
+ROOM_BYTES = 64 << 20
+"""Of a state that is digested, so much at once."""
 
 State = dict[str, Any]
 
@@ -74,10 +76,16 @@ def new_state(shape: Shape, device: torch.device, seed: int) -> State:
 def state_digest(state: State) -> str:
     """XXH3-128, by stock xxhash on the host, of everything: tensors, generator, plain values; by name."""
     hasher = xxhash.xxh3_128()
+    rooms: dict[bool, Tensor] = {}
 
     def feed(value: Any) -> None:
         if isinstance(value, Tensor):
-            hasher.update(value.detach().reshape(-1).view(torch.uint8).cpu().numpy())
+            on_gpu = value.device.type == "cuda"
+            if on_gpu not in rooms:
+                # Through pages that are new each time gigabytes take seconds; not through a pinned room.
+                rooms[on_gpu] = torch.empty(ROOM_BYTES, dtype=torch.uint8, pin_memory=on_gpu)
+            for piece in value.detach().reshape(-1).view(torch.uint8).split(ROOM_BYTES):
+                hasher.update(rooms[on_gpu][: piece.numel()].copy_(piece).numpy())
         elif isinstance(value, torch.Generator):
             hasher.update(value.get_state().numpy())
         elif isinstance(value, dict):
