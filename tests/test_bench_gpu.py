@@ -75,36 +75,3 @@ def test_options_of_one_kind_of_memory_are_refused_for_the_other() -> None:
     assert bench("path", "--path", "local").returncode == 2
     assert bench("digest", "--gpu", "--executors", "2").returncode == 2
     assert bench("delta", "--path", "direct").returncode == 2
-
-
-def test_one_call_writes_every_step_into_one_document(tmp_path: Path) -> None:
-    arguments = ("--out", str(tmp_path), "--only", "doctor,tests", "--budget", "60")
-    environment = os.environ | {"PYTHONPATH": str(FAKE), "CUDA_VISIBLE_DEVICES": ""}
-    # Without the modules of the tests that step is skipped, by name.
-    program = (
-        "import importlib.util, runpy, sys; find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *more: None if name == 'hypothesis' else find(name, *more)\n"
-        "sys.argv = ['gpu_all.py', *sys.argv[1:]]\n"
-        "runpy.run_path('tools/gpu_all.py', run_name='__main__')"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    report = json.loads((tmp_path / "gpu_all.json").read_text())
-    assert report["about"]["gpus"] == 2
-    assert report["steps"]["tests"] == {"outcome": "skipped", "why": "not installed: hypothesis"}
-    doctor = report["steps"]["doctor"]
-    assert doctor["outcome"] == "ok", answer.stdout
-    assert doctor["documents"]["stdout"]["ok"]
-    assert "=== doctor" in (tmp_path / "gpu_all.log").read_text()
-    assert answer.returncode == 0
-
-
-def test_a_step_that_is_unknown_is_refused_by_name() -> None:
-    answer = bench("--only", "nonsense", program=(str(ROOT / "tools/gpu_all.py"),))
-    assert (answer.returncode, "nonsense" in answer.stderr) == (2, True)

@@ -64,7 +64,7 @@ def found(out: Path, env: dict[str, str], *more: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_byte_is_where_it_has_to_be(report: dict[str, Any], scenario: str) -> None:
-    assert report[scenario]["outcome"] == "ok", report[scenario]
+    assert report[scenario]["held"], report[scenario]
 
 
 def test_what_a_full_gpu_lacks_is_said(report: dict[str, Any]) -> None:
@@ -84,5 +84,5 @@ def test_a_pytorch_that_sees_no_gpu_is_asked_for_nothing(tmp_path: Path) -> None
     env = environment()
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(tmp_path)]))
     kinds = found(tmp_path, env, "--only", "kinds")["kinds"]
-    assert kinds["outcome"] == "ok", kinds
+    assert kinds["held"], kinds
     assert kinds["said"]["expandable"].startswith("not tried")

@@ -1,24 +1,24 @@
 """Leaves that are copied where they are, on GPUs: first whether every byte is right, then what it brings.
 
-    python tools/gpu_delta.py [--only STEPS] [--mib N] [--repeats N] [--paths PATHS] [--mb N] [--out DIR]
+    python tools/gpu_delta.py [--only STEPS] [--paths PATHS] [--repeats N] [--seconds N] [--mb N] [--mib N]
+                              [--out DIR]
 
 Needs one or two GPUs and CuPy. Steps, in this order: `ordered` has the GPU's executor carry out plans (cache
 shifts by frames and by a leaf, with a sink, exchanged regions, leaves in any order, repeated content, random
 ones) on N MiB a region, and compares with NumPy, byte for byte; `speed` times the shift of a cache of 6.04 GB
-(`--mb`) within a GPU, planning included; `bench` runs `worldmove bench delta --gpu` on each path, where a
-worker compares what it is handed. All goes to gpu_delta.json in DIR (default: $OUT, or here). Exit code 0:
-all of it is right.
+(`--mb`) within a GPU, planning included; `bench` is `worldmove bench delta --gpu` on each path, where a
+worker compares what it is handed. All goes to gpu_delta.json in DIR (default: $OUT, or here), after each step
+and each pattern; no step, pattern or move begins after SECONDS. Exit code 0: all that was made is right.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
+import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,8 +31,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 import cupy
+import msgspec
 import numpy as np
+from gpu_report import Report, Time, about, duration, tried, write
 
+from worldmove.bench.cache import PATTERNS, Pattern
+from worldmove.bench.delta import Case, measured
 from worldmove.cuda.memory import Device
 from worldmove.cuda.probe import probe
 from worldmove.delta.columns import SCRATCH, merged
@@ -48,7 +52,9 @@ LEAF = DEFAULT_LEAF
 REGIONS = 3
 FRAMES, NEW = 21, 3
 CACHE_REGIONS = 60
-BENCH_S = 540
+BLOCK_MS = 500.0
+LEAST_S = 15.0
+STEPS = ("ordered", "speed", "bench")
 Plan = tuple[Longs, Longs]
 
 
@@ -194,47 +200,97 @@ async def speed(uuid: str, mb: int, repeats: int) -> dict[str, Any]:
     return found
 
 
-def bench_delta(path: str, mb: int, repeats: int) -> dict[str, Any]:
-    """The benchmark, by its command."""
-    words = ("bench", "delta", "--gpu", "--json", "--path", path, "--mb", str(mb), "--repeats", str(repeats))
-    answer = subprocess.run(
-        [sys.executable, "-m", "worldmove", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=BENCH_S,
-    )
-    if answer.returncode:
-        return {"failed": answer.returncode, "why": answer.stderr[-4000:]}
-    found: dict[str, Any] = json.loads(answer.stdout)
-    for row in found["rows"]:
-        print(path, {key: value for key, value in row.items() if not isinstance(value, list)}, flush=True)
-    return found
+class Steps:
+    """What is asked for, one after another; `report` grows, and is written, with each."""
+
+    def __init__(self, given: argparse.Namespace, devices: list[str], report: Report) -> None:
+        self._given = given
+        self._devices = devices
+        self._time = Time(given.seconds)
+        self.report = report
+
+    async def ordered(self) -> None:
+        """Plans, compared with NumPy."""
+
+        async def found() -> Report:
+            rows = await ordered(self._devices[0], self._given.mib)
+            return {"held": not any(row["wrong_bytes"] for row in rows), "rows": rows}
+
+        result = await tried(found())
+        self._note("ordered", result, f"{len(result.get('rows', []))} plans", result.pop("rows", result))
+
+    async def speed(self) -> None:
+        """The shift of a cache."""
+        result = {"held": True, **await tried(speed(self._devices[0], self._given.mb, self._given.repeats))}
+        self._note("speed", result, f"{result.get('median_ms', 0.0):.2f} ms", result)
+
+    async def bench(self) -> None:
+        """The benchmark, path by path and pattern by pattern, each with an equal share of the time."""
+        given = self._given
+        cases = [(path, pattern) for path in given.paths.split(",") for pattern in PATTERNS]
+        shortest = 0.0
+        for number, (path, pattern) in enumerate(cases):
+            name, share = f"{path}, {pattern}", Time(self._time.left() / (len(cases) - number))
+            if self._late(name, shortest):
+                continue
+            began = time.monotonic()
+            rows = self.report.setdefault("bench", {}).setdefault(path, {"rows": []})["rows"]
+            case = Case(given.mb * 10**6, given.repeats, "", BLOCK_MS, path, tuple(self._devices))
+            row = {
+                "pattern": pattern,
+                "asked": given.repeats,
+                **await tried(one_pattern(case, pattern, share)),
+            }
+            rows.append(row)
+            shortest = min(shortest or math.inf, time.monotonic() - began)
+            times = {key: row[key] for key in ("pause_ms", "data_ms", "pause_ratio_to_full") if key in row}
+            words = [f"{len(row.get('pauses_ms', []))} of {given.repeats}"]
+            self._note(
+                name, row, ", ".join([*words, *(f"{key} {value:.3f}" for key, value in times.items())])
+            )
+
+    async def run(self) -> bool:
+        """All; whether it is right. What is wrong is not timed."""
+        for name in self._given.only.split(","):
+            if not self._late(name) and all(self.held):
+                await getattr(self, name)()
+        write(self._given.out / "gpu_delta.json", self.report)
+        return bool(self.held) and all(self.held)
+
+    @property
+    def held(self) -> list[bool]:
+        """Of each that was made."""
+        return [words.startswith("held") for words in self.report["figures"].values()]
+
+    def _late(self, name: str, least: float = 0.0) -> bool:
+        late = self._time.left() < max(least, LEAST_S)
+        if late:
+            self.report["not_begun"].append(name)
+        return late
+
+    def _note(self, name: str, result: Report, words: str, document: Any = None) -> None:
+        if document is not None:
+            self.report[name] = document
+        held = f"held, {words}" if result["held"] else f"NOT HELD: {result.get('error', words)}"
+        self.report["figures"][name] = held
+        write(self._given.out / "gpu_delta.json", self.report)
+        print(name, held, flush=True)
+
+
+async def one_pattern(case: Case, pattern: Pattern, time: Time) -> Report:
+    """As `worldmove bench delta` measures it, for as long as there is time."""
+    row, nbytes = await measured(case, pattern, time.another)
+    return {"held": True, "state_bytes": nbytes, **msgspec.to_builtins(row)}
 
 
 async def run(given: argparse.Namespace) -> int:
     """Everything; returns the exit code."""
     found = await probe()
-    report: dict[str, Any] = {
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"python tools/gpu_delta.py {' '.join(sys.argv[1:])}",
-        "devices": [device.name for device in found],
-    }
-    uuid, steps, good = found[0].uuid, given.only.split(","), True
-    if "ordered" in steps:
-        report["ordered"] = await ordered(uuid, given.mib)
-        good = not any(row["wrong_bytes"] for row in report["ordered"])
-    if "speed" in steps and good:
-        report["speed"] = await speed(uuid, given.mb, given.repeats)
-        print("speed", json.dumps(report["speed"]), flush=True)
-    for path in given.paths.split(",") if "bench" in steps and good else ():
-        one = await asyncio.to_thread(bench_delta, path, given.mb, given.repeats)
-        report.setdefault("bench", {})[path] = one
-        good = good and "failed" not in one
-        (given.out / "gpu_delta.json").write_text(json.dumps(report, indent=1))
-    (given.out / "gpu_delta.json").write_text(json.dumps(report, indent=1))
-    print("right" if good else "WRONG: see gpu_delta.json", flush=True)
-    return 0 if good else 1
+    devices = [found[0].uuid, found[1 % len(found)].uuid]
+    report: Report = {**about([device.name for device in found]), "not_begun": [], "figures": {}}
+    right = await Steps(given, devices, report).run()
+    print("right" if right else "WRONG: see gpu_delta.json", flush=True)
+    return 0 if right else 1
 
 
 def main() -> int:
@@ -245,8 +301,14 @@ def main() -> int:
     parser.add_argument("--mb", type=int, default=6040, help="of the cache, 10**6 bytes")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--paths", default="local,direct,staged")
+    parser.add_argument(
+        "--seconds", type=duration, default=3600.0, help="nothing begins after so long (3600)"
+    )
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    return asyncio.run(run(parser.parse_args()))
+    given = parser.parse_args()
+    if unknown := [name for name in given.only.split(",") if name not in STEPS]:
+        parser.error(f"no step {unknown[0]!r}; allowed: {', '.join(STEPS)}")
+    return asyncio.run(run(given))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,23 @@
 """Worlds on several devices: moved between nodes and within one, revised, imported, refused; bytes compared.
 
-    python tools/gpu_devices.py [--only NAME,…] [--mib N] [--out DIR]
+    python tools/gpu_devices.py [--only NAME,…] [--mib N] [--seconds N] [--out DIR]
 
-Needs two GPUs and CuPy. Two real nodes run beside each other, both with both GPUs, and worlds of
-tools/gpu_worlds.py move between their devices. The standby's memory is poisoned before each move; what has
-arrived is compared, byte for byte and where it lies, with what has to be there. Each scenario goes on from
-nothing; all of it is written to gpu_devices.json in DIR (default: $OUT, or here). Exit code 0 only if every
-scenario ended well.
+Needs two GPUs and CuPy; with one, what needs another is left out, by name. Two real nodes run beside each
+other, both with both GPUs, and worlds of tools/gpu_worlds.py move between their devices. The standby's memory
+is poisoned before each move; what has arrived is compared, byte for byte and where it lies, with what has to
+be there. Each scenario goes on from nothing, and none begins after SECONDS; all of it is written to
+gpu_devices.json in DIR (default: $OUT, or here). Exit code 0 only if every scenario that began ended well.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import datetime
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +26,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-from gpu_hands import Trial, WrongError, need
+from gpu_hands import Trial, need
+from gpu_report import Report, Time, about, duration, tried, write
 
 from worldmove.bench.nodes import running_nodes
 from worldmove.cuda.ipc import pid_namespace
@@ -38,9 +35,7 @@ from worldmove.cuda.probe import probe
 from worldmove.errors import WorldMoveError
 from worldmove.views import MigrationRequest
 
-PACKAGES = ("cupy-cuda13x", "cuda-bindings", "ucxx-cu13", "numpy", "torch")
-
-
+LEAST_S = 15.0
 Scenario = Callable[[Trial], Awaitable[dict[str, Any]]]
 
 
@@ -288,46 +283,48 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def about(names: list[str], mib: int) -> dict[str, Any]:
-    """What the figures belong to."""
-    versions = {}
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return {
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"python tools/gpu_devices.py --mib {mib}",
-        "python": platform.python_version(),
-        "devices": names,
-        "packages": versions,
-    }
+WITH_ONE = ("own", "kinds")
+"""What one GPU is enough for."""
 
 
-async def run(chosen: list[str], mib: int, out: Path) -> int:
+async def run(given: argparse.Namespace, chosen: list[str]) -> int:
     """Everything; returns the exit code."""
-    found = (await probe())[:2]
-    if len(found) < 2:
-        print("two GPUs are needed")
-        return 1
-    report: dict[str, Any] = {"about": about([device.name for device in found], mib), "scenarios": {}}
-    gpus = ",".join(device.uuid for device in found)
-    options = ["--gpus", gpus, "--executors", "1", "--lanes", "2", "--log-level", "info"]
-    async with running_nodes(["A", "B"], options, None, out) as nodes:
-        trial = Trial(nodes, [device.uuid for device in found], mib)
+    left, found = Time(given.seconds), (await probe())[:2]
+    report: Report = {
+        **about([device.name for device in found]),
+        "scenarios": {},
+        "left_out": {},
+        "figures": {},
+    }
+    gpus = [device.uuid for device in found]
+    options = ["--gpus", ",".join(gpus), "--executors", "1", "--lanes", "2", "--log-level", "info"]
+    async with running_nodes(["A", "B"], options, None, given.out) as nodes:
+        trial = Trial(nodes, [gpus[0], gpus[-1]], given.mib)
         for name in chosen:
+            if len(found) < 2 and name not in WITH_ONE:
+                report["left_out"][name] = "needs 2 GPUs, there is 1"
+                continue
+            if left.left() < LEAST_S:
+                report["left_out"][name] = "no time is left"
+                continue
             began = time.monotonic()
-            try:
-                async with trial.turn():
-                    result: dict[str, Any] = {"outcome": "ok", **await SCENARIOS[name](trial)}
-            except (WrongError, WorldMoveError, OSError, TimeoutError) as error:
-                result = {"outcome": "failed", "why": f"{type(error).__name__}: {error}"}
+            result: Report = {"held": True, **await tried(one(trial, name))}
             result["seconds"] = round(time.monotonic() - began, 1)
             report["scenarios"][name] = result
-            (out / "gpu_devices.json").write_text(json.dumps(report, indent=1, default=str) + "\n")
-            print(
-                f"{name:<8} {result['outcome']:<7} {result['seconds']} s {result.get('why', '')}", flush=True
-            )
-    return 0 if all(one["outcome"] == "ok" for one in report["scenarios"].values()) else 1
+            words = "held" if result["held"] else f"NOT HELD: {result.get('error')}"
+            report["figures"][name] = f"{words}, {result['seconds']} s"
+            write(given.out / "gpu_devices.json", report)
+            print(f"{name:<8} {report['figures'][name]}", flush=True)
+    write(given.out / "gpu_devices.json", report)
+    print("left out:", json.dumps(report["left_out"]))
+    results = report["scenarios"].values()
+    return 0 if results and all(result["held"] for result in results) else 1
+
+
+async def one(trial: Trial, name: str) -> Report:
+    """One scenario, from nothing to nothing."""
+    async with trial.turn():
+        return await SCENARIOS[name](trial)
 
 
 def main() -> int:
@@ -335,13 +332,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="", help="names of scenarios, separated by commas")
     parser.add_argument("--mib", type=int, default=1024, help="size of a region on a GPU (1024)")
+    parser.add_argument("--seconds", type=duration, default=3600.0, help="no scenario begins after so long")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     given = parser.parse_args()
     names = [name for name in given.only.split(",") if name] or list(SCENARIOS)
     if unknown := set(names) - SCENARIOS.keys():
         parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
     given.out.mkdir(parents=True, exist_ok=True)
-    return asyncio.run(run(names, given.mib, given.out))
+    return asyncio.run(run(given, names))
 
 
 if __name__ == "__main__":

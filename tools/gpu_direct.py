@@ -1,8 +1,8 @@
 """Moves a session between two GPUs by the direct path, checks every byte, and says what it costs.
 
-    python tools/gpu_direct.py [--moves N] [--regions N] [--shape S] [--only STEPS] [--options O] [--out DIR]
+    python tools/gpu_direct.py [--moves N] [--seconds N] [--only STEPS] [--options O] [--out DIR]
 
-Needs one or two GPUs, CuPy and NVML's bindings. Two real nodes run beside each other, one for each GPU (with
+Needs one or two GPUs and CuPy. Two real nodes run beside each other, one for each GPU (with
 one GPU, both on that one), and a worker and a standby pass a session there and back. The standby's memory is
 poisoned before each move; what has arrived is compared byte for byte, on the GPU, with a copy that never
 travelled. In turn with the moves, two processes that do nothing else carry as many bytes between the same
@@ -14,7 +14,9 @@ in messages of many sizes, so many at once, landed in their ring or straight; `-
 was found to be good.
 
 Then nodes that share no folder choose the path by themselves; and faults: a byte flips in a ring, a lane is
-killed or stopped, at either side. Everything goes to gpu_direct-STEPS.json in DIR (default: $OUT, or here).
+killed or stopped, at either side. No move begins after SECONDS, and no step that no time is left for.
+Everything goes to gpu_direct-STEPS.json in DIR (default: $OUT, or here), after each step. Exit code 0: steps
+were made, and every byte was right; whether moves were fast stands in the report.
 """
 
 from __future__ import annotations
@@ -22,17 +24,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import datetime
 import json
 import math
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +40,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-import pynvml
 import uvloop
+from gpu_report import Report, Time, about, duration, settled, tried, used, write
 
 from worldmove.bench.moves import Moved, Shuttle, shuttle
 from worldmove.bench.nodes import RunningNode, running_nodes
 from worldmove.cuda.probe import probe
-from worldmove.errors import MoveAbortedError, NoWorkerError
+from worldmove.errors import MoveAbortedError, NoWorkerError, ProcessLostError
 from worldmove.executor.serving import end_with_parent
 from worldmove.faults.door import order
 from worldmove.transport import ucx
@@ -67,25 +66,10 @@ SWEEP_S = 150.0
 TIMES = ("pause_ms", "data_ms", "commit_ms", "resume_ms", "total_ms")
 FAULTS = ("source.finishing.lane-kill", "destination.finishing.lane-kill",
           "source.finishing.lane-stop", "destination.finishing.lane-stop")  # fmt: skip
+STEPS = ("timed", "chosen", "flips", "faults", "sweep")
 GO, BYTES = 1, 2
+LEAST_S = 10.0
 LONG = ("moves", "bares_ms", "accounts", "rows")
-
-
-def nvml() -> bool:
-    """Whether NVIDIA's management library is there."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return False
-    return True
-
-
-def used(uuids: list[str]) -> list[int]:
-    """Bytes in use on each GPU, by whatever process; none are told of GPUs that are imagined."""
-    if not nvml():
-        return []
-    handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-    return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles]
 
 
 async def serve_bare(device: str, nbytes: int) -> None:
@@ -127,7 +111,7 @@ class Bare:
         while left:
             incoming = await self._connection.receive()
             if incoming is None:
-                raise SystemExit("the other end has ended")
+                raise ProcessLostError("the other end has ended")
             if len(landing) >= SLOTS:
                 await landing[-SLOTS]
             landing.append(incoming.into(self._gpu.ring(number % SLOTS * CHUNK, incoming.nbytes)))
@@ -173,8 +157,9 @@ def run_dir(node: RunningNode) -> Path:
 class Case:
     """Both GPUs with their nodes and workers."""
 
-    def __init__(self, given: argparse.Namespace, devices: list[str]) -> None:
+    def __init__(self, given: argparse.Namespace, devices: list[str], time: Time) -> None:
         self.given = given
+        self.time = time
         self.devices = devices
         shape = [int(each) for each in given.shape.split(",")]
         self.nbytes = given.regions * math.prod(shape) * 2
@@ -194,12 +179,16 @@ class Case:
         ):
             yield nodes, way
 
-    async def timed(self) -> dict[str, Any]:
+    async def timed(self) -> Report:
         """Moves and bare transfers in turn."""
-        moves: list[dict[str, Any]] = []
+        moves: list[Report] = []
         bares: list[float] = []
+        asked = self.given.moves + WARM_UP
         async with self.nodes() as (_, way), bare(self.devices, self.nbytes) as other:
-            for number in range(self.given.moves + WARM_UP):
+            self.time.anew()
+            for number in range(asked):
+                if not self.time.another():
+                    break
                 await way.turn()
                 bares.append(await other.run())
                 done = await moved(way)
@@ -218,32 +207,32 @@ class Case:
                 bares.append(await other.run())
                 print(number, round(bares[-1], 2), json.dumps(moves[-1]), flush=True)
         timed, alone = moves[WARM_UP:], bares[2 * WARM_UP :]
+        told = {"held": bool(moves), "asked": asked, "made": len(moves), "moves": moves, "bares_ms": bares}
+        if not timed:
+            return told
         data_ms, bare_ms = statistics.median(one["data_ms"] for one in timed), statistics.median(alone)
-        return {
+        return told | {
             "bytes": self.nbytes,
             "bare_ms": bare_ms,
             "data_ms": data_ms,
             "verified_of_bare": bare_ms / data_ms,
             "bar_held": bare_ms / data_ms >= BAR,
-            "compared_equal": len(moves),
             "gb_per_s": self.nbytes / data_ms / 1e6,
             "median": {name: statistics.median(one[name] for one in timed) for name in TIMES},
-            "moves": moves,
-            "bares_ms": bares,
             "accounts": accounts(self.given.out)[-4:],
         }
 
-    async def sweep(self) -> dict[str, Any]:
+    async def sweep(self) -> Report:
         """Lanes alone."""
         from gpu_sweep import Sweep, shown  # noqa: PLC0415 - brings kernels along, which the others don't need
 
         one = Sweep(self.devices, self.given.regions, self.nbytes // self.given.regions, self.given.repeats)
-        found = await one.run(time.monotonic() + SWEEP_S)
+        found = await one.run(time.monotonic() + min(SWEEP_S, self.time.left()))
         print(shown(found["rows"]), flush=True)
-        return found
+        return found | {"held": bool(found["rows"])}
 
-    async def chosen(self) -> list[dict[str, Any]]:
-        """What nodes that share no folder take."""
+    async def chosen(self) -> Report:
+        """What nodes that share no folder take; fast enough or not, they move."""
         async with self.nodes() as (nodes, way):
             for node in nodes:
                 (run_dir(node) / "peer.sock").unlink()
@@ -251,21 +240,25 @@ class Case:
             for _ in range(3):
                 receipt = (await moved(way, "auto")).receipt
                 found.append({"path": receipt.path, "gbps": receipt.path_gbps, "why": receipt.path_reason})
-        return found
+        return {"held": True, "paths": [one["path"] for one in found], "each": found}
 
-    async def flips(self) -> list[int]:
+    async def flips(self) -> Report:
         """Leaves that were found damaged and sent again: a byte flips once in the ring of A, the source."""
         async with self.nodes(faulty="ring-flip-once") as (_, way):
-            return [len((await moved(way)).receipt.damaged) for _ in range(2)]
+            damaged = [len((await moved(way)).receipt.damaged) for _ in range(2)]
+        return {"held": damaged[0] > 0 and damaged[1] == 0, "damaged": damaged}
 
-    async def faults(self) -> list[dict[str, Any]]:
+    async def faults(self) -> Report:
         """What lanes that die or stop do to a move, and to the one after it."""
         found = []
         async with self.nodes("--faults", "arm", "--stall-ms", "1000") as (nodes, way):
             at = 0
             for _ in range(2):
                 await moved(way)
+            self.time.anew()
             for fault in FAULTS:
+                if not self.time.another():
+                    break
                 side = at if fault.startswith("source") else 1 - at
                 before = used(self.devices)
                 await order(run_dir(nodes[side]), arm=fault)
@@ -286,7 +279,8 @@ class Case:
                      "device_bytes": [before, used(self.devices)]}
                 )  # fmt: skip
                 print(json.dumps(found[-1]), flush=True)
-        return found
+        held = all(one["fired"] and not one["next_damaged"] for one in found)
+        return {"held": held and bool(found), "asked": len(FAULTS), "made": len(found), "each": found}
 
 
 def accounts(folder: Path) -> list[dict[str, Any]]:
@@ -300,61 +294,50 @@ def accounts(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: str(one["timestamp"]))
 
 
-async def settled(devices: list[str], before: list[int]) -> list[int]:
-    """Bytes in use once the driver has taken everything back, within ten seconds."""
-    for _ in range(100):
-        if used(devices) <= before:
-            break
-        await asyncio.sleep(0.1)
-    return used(devices)
-
-
-def versions(*packages: str) -> dict[str, str]:
-    """Of those that are installed."""
-    found = {}
-    for package in packages:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
-
-
 async def run(given: argparse.Namespace) -> int:
     """Everything; returns the exit code."""
-    found = await probe()
+    time, found = Time(given.seconds), await probe()
     devices = [found[0].uuid, found[1 % len(found)].uuid]
     before = used(devices)
-    report: dict[str, Any] = {
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"python tools/gpu_direct.py --only {given.only} --moves {given.moves}",
-        "python": platform.python_version(),
-        "driver": pynvml.nvmlSystemGetDriverVersion() if nvml() else None,
-        "versions": versions("cupy-cuda13x", "ucxx-cu13", "libucx-cu13"),
-        "devices": [device.name for device in found],
+    report: Report = {
+        **about([device.name for device in found]),
         "chunk_bytes": CHUNK,
         "slots": SLOTS,
         "at_once": AT_ONCE,
         "device_bytes_before": before,
+        "not_begun": [],
+        "figures": {},
     }
-    case = Case(given, devices)
-    steps = {
-        "timed": case.timed,
-        "chosen": case.chosen,
-        "flips": case.flips,
-        "faults": case.faults,
-        "sweep": case.sweep,
-    }
-    for name in given.only.split(","):
-        result = report[name] = await steps[name]()
-        report[f"device_bytes_after_{name}"] = await settled(devices, before)
-        (given.out / f"gpu_direct-{given.only.replace(',', '-')}.json").write_text(
-            json.dumps(report, indent=1)
+    case = Case(given, devices, time)
+    names = given.only.split(",")
+    out = given.out / f"gpu_direct-{'-'.join(names)}.json"
+    for name in names:
+        if time.left() < LEAST_S:
+            report["not_begun"].append(name)
+            continue
+        result = report[name] = await tried(getattr(case, name)())
+        after = report[f"device_bytes_after_{name}"] = await settled(devices, before)
+        report["figures"][name] = figures(result)
+        write(out, report)
+        for one in result.get("accounts", []):
+            print(one["node"], *lines(one["account"]), sep="\n  ", flush=True)
+        print(
+            name, json.dumps({key: one for key, one in result.items() if key not in LONG}), after, flush=True
         )
-        if isinstance(result, dict):
-            for one in result.get("accounts", []):
-                print(one["node"], *lines(one["account"]), sep="\n  ", flush=True)
-            result = {key: one for key, one in result.items() if key not in LONG}
-        print(name, json.dumps(result), report[f"device_bytes_after_{name}"], flush=True)
-    return 0
+    write(out, report)
+    made = [report[name] for name in names if name in report]
+    return 0 if made and all(result["held"] for result in made) else 1
+
+
+def figures(result: Report) -> str:
+    """A few words."""
+    words = ["held" if result["held"] else "NOT HELD"]
+    words += [f"{result['made']} of {result['asked']}"] if "made" in result else []
+    if "verified_of_bare" in result:
+        bar = "bar held" if result["bar_held"] else "bar missed"
+        words.append(f"{result['data_ms']:.2f} ms, bare {result['bare_ms']:.2f}, {bar}")
+    words += [f"{name} {result[name]}" for name in ("paths", "damaged", "error") if name in result]
+    return ", ".join(words)
 
 
 def main() -> int:
@@ -366,9 +349,14 @@ def main() -> int:
     parser.add_argument("--only", default="faults,flips,chosen,timed")
     parser.add_argument("--options", default="", help="more options of both nodes, in one word")
     parser.add_argument("--repeats", type=int, default=3, help="of each combination of a sweep")
+    parser.add_argument(
+        "--seconds", type=duration, default=3600.0, help="no move begins after so long (3600)"
+    )
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--bare", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if unknown := [name for name in given.only.split(",") if name not in STEPS]:
+        parser.error(f"no step {unknown[0]!r}; allowed: {', '.join(STEPS)}")
     if given.bare:
         device, nbytes, parent = given.bare
         end_with_parent(int(parent))

@@ -1,33 +1,30 @@
 """Moves sessions between the GPUs of one host, checks every byte, and times it against a bare copy.
 
-    python tools/gpu_move.py [--moves N] [--only full|small] [--out DIR]
+    python tools/gpu_move.py [--moves N] [--only full|small] [--seconds N] [--out DIR]
 
-Needs one or two GPUs, CuPy and NVML's bindings. Two real nodes run beside each other, one for each GPU (with
+Needs one or two GPUs and CuPy. Two real nodes run beside each other, one for each GPU (with
 one GPU, both on that one), and a worker and a standby pass a session there and back. The standby's memory is
 poisoned before each move; what has arrived is compared byte for byte, on the GPU, with a copy that never
-travelled. The last lines are a summary; everything goes to gpu_move.json in DIR (default: $OUT, or here).
+travelled. No move begins after SECONDS, of which the sessions have equal shares. The last lines are a
+summary; everything goes to gpu_move.json in DIR (default: $OUT, or here), after each session.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
-import platform
 import statistics
 import sys
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-import pynvml
+from gpu_report import Report, Time, about, duration, settled, tried, used, write
 
 from worldmove.bench.gpu_raw import raw_copies
 from worldmove.bench.moves import Shuttle, shuttle
@@ -39,13 +36,10 @@ CASES = {"full": (60, REGION), "small": (100, "5120")}
 """The session of the bars (6.04 GB: 30 layers' K and V), and one of 1 MB in 100 regions."""
 ITEM = 2
 WARM_UP = 2
+LEAST_S = 20.0
+COPIES_S = 8.0
+"""What bare copies and the end of nodes take of a session's time."""
 TIMES = ("pause_ms", "data_ms", "commit_ms", "resume_ms", "total_ms")
-
-
-def used(uuids: list[str]) -> list[int]:
-    """Bytes in use on each GPU, by whatever process."""
-    handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-    return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles]
 
 
 def descriptors(nodes: list[RunningNode]) -> int:
@@ -77,7 +71,7 @@ def bytes_of(shape: str) -> int:
     return size
 
 
-async def move_case(case: str, devices: list[str], moves: int, out: Path) -> dict[str, Any]:
+async def move_case(case: str, devices: list[str], moves: int, out: Path, time: Time) -> Report:
     """One session, moved there and back."""
     count, shape = CASES[case]
     before = used(devices)
@@ -91,7 +85,10 @@ async def move_case(case: str, devices: list[str], moves: int, out: Path) -> dic
     async with running_nodes(names, options, each, out) as nodes:
         started = used(devices)
         async with shuttle(nodes, count * bytes_of(shape), programs) as way:
+            time.anew()
             for number in range(moves + WARM_UP):
+                if not time.another():
+                    break
                 moved.append(await one_move(way))
                 if number % 2:
                     await way.turn()
@@ -101,13 +98,15 @@ async def move_case(case: str, devices: list[str], moves: int, out: Path) -> dic
         ended = used(devices)
     after = await settled(devices, before)
     timed = moved[WARM_UP:]
+    middle = {name: statistics.median(one[name] for one in timed) for name in TIMES} if timed else None
+    best = {name: min(one[name] for one in timed) for name in TIMES} if timed else None
     return {
+        "held": bool(moved),
         "regions": count,
         "bytes": count * bytes_of(shape),
-        "moves": len(moved),
-        "compared_equal": len(moved),
-        "median": {name: statistics.median(one[name] for one in timed) for name in TIMES},
-        "best": {name: min(one[name] for one in timed) for name in TIMES},
+        "asked": moves + WARM_UP,
+        "made": len(moved),
+        **({"median": middle, "best": best} if timed else {}),
         "each": moved,
         "device_bytes": {
             "before": before,
@@ -127,46 +126,55 @@ async def one_move(way: Shuttle) -> dict[str, float]:
     return times | {"prepare_ms": done.prepare_ms}
 
 
-async def settled(devices: list[str], before: list[int]) -> list[int]:
-    """Bytes in use once the driver has taken everything back, within ten seconds."""
-    for _ in range(100):
-        if used(devices) <= before:
-            break
-        await asyncio.sleep(0.1)
-    return used(devices)
-
-
-async def run(moves: int, only: str | None, out: Path) -> int:
-    """Everything; returns the exit code."""
-    pynvml.nvmlInit()
-    found = await probe()
-    devices = [found[0].uuid, found[1 % len(found)].uuid]
-    report: dict[str, Any] = {
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "driver": pynvml.nvmlSystemGetDriverVersion(),
-        "cupy": version("cupy-cuda13x"),
-        "devices": [device.name for device in found],
-        "cases": {},
+async def beside_copies(case: str, devices: list[str], moves: int, out: Path, time: Time) -> Report:
+    """A session's moves, with bare copies of as many bytes before and after."""
+    regions, shape = CASES[case]
+    bare = await raw_copies(devices, regions, bytes_of(shape))
+    result = await move_case(case, devices, moves, out, time)
+    again = await raw_copies(devices, regions, bytes_of(shape))
+    result["raw_ms"] = {
+        "whole": statistics.median(bare.whole + again.whole),
+        "regions": statistics.median(bare.regions + again.regions),
     }
-    for case in CASES if only is None else (only,):
-        regions, shape = CASES[case]
-        bare = await raw_copies(devices, regions, bytes_of(shape))
-        result = await move_case(case, devices, moves, out)
-        again = await raw_copies(devices, regions, bytes_of(shape))
-        result["raw_ms"] = {
-            "whole": statistics.median(bare.whole + again.whole),
-            "regions": statistics.median(bare.regions + again.regions),
-        }
+    if "median" in result:
         result["data_over_raw"] = result["median"]["data_ms"] / result["raw_ms"]["whole"]
+    return result
+
+
+async def run(given: argparse.Namespace) -> int:
+    """Everything; returns the exit code."""
+    left, found = Time(given.seconds), await probe()
+    devices = [found[0].uuid, found[1 % len(found)].uuid]
+    report: Report = {
+        **about([device.name for device in found]), "cases": {}, "not_begun": [], "figures": {}
+    }  # fmt: skip
+    cases = list(CASES) if given.only is None else [given.only]
+    for number, case in enumerate(cases):
+        share = left.left() / (len(cases) - number)
+        if share < LEAST_S:
+            report["not_begun"].append(case)
+            continue
+        result = await tried(beside_copies(case, devices, given.moves, given.out, Time(share - COPIES_S)))
         report["cases"][case] = result
-        (out / "gpu_move.json").write_text(json.dumps(report, indent=1))
+        report["figures"][case] = figures(result)
+        write(given.out / "gpu_move.json", report)
+    write(given.out / "gpu_move.json", report)
     for case, result in report["cases"].items():
-        times = {name: round(value, 3) for name, value in result["median"].items()}
-        raw_ms = {name: round(value, 3) for name, value in result["raw_ms"].items()}
-        print(case, times, "raw", raw_ms, "ratio", round(result["data_over_raw"], 3))
-        print(case, "device bytes", result["device_bytes"], "descriptors", result["descriptors_each_pair"])
-    return 0
+        print(case, report["figures"][case], {name: result.get(name) for name in ("median", "raw_ms")})
+        print(case, result.get("device_bytes"), "descriptors", result.get("descriptors_each_pair"))
+    return 0 if report["cases"] and all(result["held"] for result in report["cases"].values()) else 1
+
+
+def figures(result: Report) -> str:
+    """A few words."""
+    words = ["held" if result["held"] else f"NOT HELD: {result.get('error')}"]
+    words += [f"{result['made']} of {result['asked']} moves"] if "made" in result else []
+    if "data_over_raw" in result:
+        middle = result["median"]
+        handover = middle["commit_ms"] + middle["resume_ms"]
+        words.append(f"pause {middle['pause_ms']:.2f}, data {middle['data_ms']:.2f} ms")
+        words.append(f"{result['data_over_raw']:.3f} of a bare copy, handover {handover:.2f} ms")
+    return ", ".join(words)
 
 
 def main() -> int:
@@ -175,8 +183,10 @@ def main() -> int:
     parser.add_argument("--moves", type=int, default=20)
     parser.add_argument("--only", choices=sorted(CASES))
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    given = parser.parse_args()
-    return asyncio.run(run(given.moves, given.only, given.out))
+    parser.add_argument(
+        "--seconds", type=duration, default=3600.0, help="no move begins after so long (3600)"
+    )
+    return asyncio.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """Moves a session between two GPUs over TCP, from node to node, checks every byte, and says what it costs.
 
-    python tools/gpu_paths.py [--lanes 4,8] [--moves N] [--regions N] [--shape S] [--out DIR]
+    python tools/gpu_paths.py [--lanes 4,8] [--moves N] [--seconds N] [--regions N] [--shape S] [--out DIR]
 
 Needs one or two GPUs and CuPy. For each number of lanes, two real nodes run beside each other, one for each
 GPU (with one GPU, both on that one), and a worker and a standby pass a session there and back over the staged
 path. The standby's memory is poisoned before each move; what has arrived is compared byte for byte, on the
 GPU, with a copy that never travelled. In turn with the moves, the same number of lanes carries the same bytes
-between the same GPUs without any digest, between two processes that do nothing else. The last lines are a
-summary; everything goes to gpu_paths.json in DIR (default: $OUT, or here).
+between the same GPUs without any digest, between two processes that do nothing else. No move begins after
+SECONDS. The last lines are a summary; everything goes to gpu_paths.json in DIR (default: $OUT, or here),
+after each move. Exit code 0: moves were made, and every byte was right; whether they were fast stands in the
+report.
 """
 
 from __future__ import annotations
@@ -15,16 +17,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import datetime
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,14 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 import uvloop
+from gpu_report import Report, Time, about, duration, tried, write
 
 from worldmove.bench.moves import Shuttle, shuttle
 from worldmove.bench.nodes import RunningNode, running_nodes
 from worldmove.config import Settings
 from worldmove.cuda.probe import probe
 from worldmove.delta import batches
+from worldmove.errors import ProcessLostError
 from worldmove.executor.serving import end_with_parent
 from worldmove.gate import Gate
 from worldmove.hosting.memory import take
@@ -55,6 +57,7 @@ from worldmove.transport.slots import Rows
 BAR_GBPS = 92.0
 BAR_OF_LANES = 0.97
 WARM_UP = 1
+LEAST_S = 15.0
 SEED = 1
 MOVE = "gpu-paths"
 WARM_BYTES_PER_S = 1e12
@@ -193,11 +196,11 @@ class Lanes:
 async def ask(process: asyncio.subprocess.Process, question: bytes = b"\n") -> Any:
     """The next line of the other half."""
     if process.stdin is None or process.stdout is None:
-        raise SystemExit("the other half has no pipes")
+        raise ProcessLostError("the other half has no pipes")
     process.stdin.write(question)
     line = await process.stdout.readline()
     if not line:
-        raise SystemExit("the other half has ended")
+        raise ProcessLostError("the other half has ended")
     return json.loads(line)
 
 
@@ -277,8 +280,11 @@ async def one_move(way: Shuttle, nodes: list[RunningNode]) -> dict[str, Any]:
     }
 
 
-async def case(given: argparse.Namespace, devices: list[str], lanes: int, out: Path) -> dict[str, Any]:
-    """One number of lanes: moves and bare lanes in turn."""
+async def case(
+    given: argparse.Namespace, devices: list[str], lanes: int, time: Time, note: Callable[[Report], None]
+) -> Report:
+    """One number of lanes: moves and bare lanes in turn; `note` is told after each what there is so far."""
+    out, asked = given.out, given.moves + WARM_UP
     each = {name: ["--gpus", device] for name, device in zip("AB", devices, strict=True)}
     programs = [("worldmove.bench.gpu_actor", device, str(given.regions), given.shape) for device in devices]
     options = ["--path", "staged", "--lanes", str(lanes), "--log-level", "info"]
@@ -289,12 +295,17 @@ async def case(given: argparse.Namespace, devices: list[str], lanes: int, out: P
         shuttle(nodes, 0, programs) as way,
         bare_lanes(devices, given.regions, given.shape, lanes, out) as others,
     ):
-        for number in range(given.moves + WARM_UP):
+        time.anew()
+        for number in range(asked):
+            if not time.another():
+                break
             bare.append(await others.run())
             moved.append(await one_move(way, nodes))
+            note({"held": False, "lanes": lanes, "asked": asked, "moves": moved, "bare": bare})
             print(lanes, number, json.dumps({"bare": bare[-1], "move": moved[-1]}), flush=True)
         digest_ms = others.digest_ms
-    return summed_up(moved, bare) | {"lanes": lanes, "digest_alone_ms": digest_ms}
+    found = {"held": bool(moved), "lanes": lanes, "asked": asked, "made": len(moved)}
+    return found | (summed_up(moved, bare) | {"digest_alone_ms": digest_ms} if len(moved) > WARM_UP else {})
 
 
 def summed_up(moved: list[dict[str, Any]], bare: list[dict[str, float]]) -> dict[str, Any]:
@@ -319,25 +330,44 @@ def summed_up(moved: list[dict[str, Any]], bare: list[dict[str, float]]) -> dict
 
 async def run(given: argparse.Namespace) -> int:
     """Everything; returns the exit code."""
-    found = await probe()
+    time, found = Time(given.seconds), await probe()
     devices = [found[0].uuid, found[1 % len(found)].uuid]
-    report: dict[str, Any] = {
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "devices": [device.name for device in found],
-        "processors": len(os.sched_getaffinity(0)),
+    cases: list[Report] = []
+    report: Report = {
+        **about([device.name for device in found]),
         "regions": given.regions,
         "shape": given.shape,
-        "cases": [],
+        "cases": cases,
+        "not_begun": [],
+        "figures": {},
     }
+
+    def note(one: Report) -> None:
+        cases[:] = [case for case in cases if case["lanes"] != one["lanes"]] + [one]
+        report["figures"][f"{one['lanes']} lanes"] = figures(one)
+        write(given.out / "gpu_paths.json", report)
+
     for lanes in (int(each) for each in given.lanes.split(",")):
-        report["cases"].append(await case(given, devices, lanes, given.out))
-        (given.out / "gpu_paths.json").write_text(json.dumps(report, indent=1))
-    for one in report["cases"]:
-        shown = {name: value for name, value in one.items() if name not in ("moves", "bare")}
-        print(json.dumps(shown))
-        print("CPU seconds of the last move:", json.dumps(one["moves"][-1]["cpu_s"]))
-    return 0
+        if time.left() < LEAST_S:
+            report["not_begun"].append(lanes)
+            continue
+        note({"held": False, "lanes": lanes} | await tried(case(given, devices, lanes, time, note)))
+    write(given.out / "gpu_paths.json", report)
+    for one in cases:
+        print(json.dumps({name: value for name, value in one.items() if name not in ("moves", "bare")}))
+        if one.get("moves"):
+            print("CPU seconds of the last move:", json.dumps(one["moves"][-1]["cpu_s"]))
+    return 0 if cases and all(one["held"] for one in cases) else 1
+
+
+def figures(one: Report) -> str:
+    """A few words."""
+    held = "held" if one["held"] else "NOT HELD"
+    words = [f"{held}, {one.get('made', len(one.get('moves', [])))} of {one.get('asked', '?')} moves"]
+    if "verified_gbps" in one:
+        bars = "bars held" if one["bars_held"] else "bars missed"
+        words.append(f"{one['verified_gbps']:.1f} Gb/s, {one['verified_of_lanes']:.3f} of the lanes, {bars}")
+    return ", ".join([*words, *filter(None, [one.get("error")])])
 
 
 def main() -> int:
@@ -348,6 +378,9 @@ def main() -> int:
     parser.add_argument("--regions", type=int, default=60)
     parser.add_argument("--shape", default="1,32760,12,128")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument(
+        "--seconds", type=duration, default=3600.0, help="no move begins after so long (3600)"
+    )
     parser.add_argument("--half", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.half:

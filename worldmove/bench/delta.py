@@ -8,11 +8,13 @@ On GPUs (`gpu`) between two of them, or on one, by the path that is asked for an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import uvloop
 
 from worldmove.bench.cache import PATTERNS, Pattern
-from worldmove.bench.moves import Shuttle, shuttle
+from worldmove.bench.moves import shuttle
 from worldmove.bench.nodes import running_nodes
 from worldmove.bench.report import Line, at_most, show
 from worldmove.bench.stats import median
@@ -163,24 +165,10 @@ def _lines(row: Row, case: Case) -> list[Line]:
 
 
 async def _measure(case: Case) -> DeltaResult:
-    options = ["--path", case.path, "--lanes", str(GPU_LANES if case.gpus else 1)]
-    options += ["--gate-rate", case.gate_rate] if case.gate_rate else []
-    each = {name: ("--gpus", uuid) for name, uuid in zip("AB", case.gpus, strict=False)}
-    rows, state = [], 0
-    for pattern in PATTERNS:
-        words = (pattern, str(case.block_ms))
-        programs: list[tuple[str, ...]] = [(GPU_PROGRAM, *words, uuid) for uuid in case.gpus]
-        programs = programs or [(PROGRAM, *words)] * 2
-        async with (
-            running_nodes(("A", "B"), options, each) as nodes,
-            shuttle(nodes, case.nbytes, programs) as session,
-        ):
-            live, full = await _in_turn(session, case.repeats, case.path)
-        rows.append(_row(pattern, live, full))
-        state = live[0].state_bytes
+    found = [await measured(case, pattern) for pattern in PATTERNS]
     return DeltaResult(
-        rows=rows,
-        state_bytes=state,
+        rows=[row for row, _ in found],
+        state_bytes=found[-1][1],
         gate_rate=case.gate_rate,
         block_ms=case.block_ms,
         repeats=case.repeats,
@@ -189,16 +177,38 @@ async def _measure(case: Case) -> DeltaResult:
     )
 
 
-async def _in_turn(session: Shuttle, repeats: int, path: str) -> tuple[list[Receipt], list[Receipt]]:
-    live: list[Receipt] = []
-    full: list[Receipt] = []
-    for _ in range(repeats):
-        for receipts in (live, full):
-            moved = await session.move(path, live=receipts is live)  # type: ignore[arg-type]
-            if moved.receipt.path != path:
-                raise MoveAbortedError(f"the move took the path {moved.receipt.path}", reason="path")
-            receipts.append(moved.receipt)
-    return live, full
+async def measured(
+    case: Case, pattern: Pattern, another: Callable[[], bool] = lambda: True
+) -> tuple[Row, int]:
+    """One pattern, on nodes of its own; its row, and how large the state is.
+
+    Args:
+        case: what is measured.
+        pattern: how the cache changes.
+        another: asked after each live move and its full resend, whether there is time for two more.
+
+    Raises:
+        WorldMoveError: a move or a process failed.
+    """
+    options = ["--path", case.path, "--lanes", str(GPU_LANES if case.gpus else 1)]
+    options += ["--gate-rate", case.gate_rate] if case.gate_rate else []
+    each = {name: ("--gpus", uuid) for name, uuid in zip("AB", case.gpus, strict=False)}
+    words = (pattern, str(case.block_ms))
+    programs: list[tuple[str, ...]] = [(GPU_PROGRAM, *words, uuid) for uuid in case.gpus]
+    programs = programs or [(PROGRAM, *words)] * 2
+    async with (
+        running_nodes(("A", "B"), options, each) as nodes,
+        shuttle(nodes, case.nbytes, programs) as session,
+    ):
+        live: list[Receipt] = []
+        full: list[Receipt] = []
+        while len(live) < case.repeats and (not live or another()):
+            for receipts in (live, full):
+                moved = await session.move(case.path, live=receipts is live)  # type: ignore[arg-type]
+                if moved.receipt.path != case.path:
+                    raise MoveAbortedError(f"the move took the path {moved.receipt.path}", reason="path")
+                receipts.append(moved.receipt)
+    return _row(pattern, live, full), live[0].state_bytes
 
 
 def _row(pattern: Pattern, live: list[Receipt], full: list[Receipt]) -> Row:

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 GRANULARITY = 2 << 20
 TOTAL = 1 << 30
-COUNT = 2
+COUNT = int(os.environ.get("IMAGINED_GPUS", "2"))
 CU_MEMHOSTREGISTER_DEVICEMAP = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
