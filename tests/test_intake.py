@@ -106,6 +106,23 @@ def test_moves_that_share_a_path_do_not_make_it_look_slow() -> None:
     assert node.shown()["measured"][names.path_name("local", HELLO.source)] == 8 * nbytes / 10.0
 
 
+@pytest.mark.parametrize("rounds", [False, True], ids=["probed", "landed"])
+def test_no_pause_on_one_host_counts_less_than_copying_and_reading_back(rounds: bool) -> None:
+    """A probe copies, a round there reads back as well: whichever tells the rate, no pause is too short."""
+    node, hello, now = intake(), msgspec.structs.replace(asked(0), live=False), time.monotonic()
+    nbytes, copying, reading = hello.manifest.nbytes, 2e8, 5e8
+    took = nbytes / copying + nbytes / reading
+    node.rates.note(names.digest_name("destination", hello.manifest), reading, now)
+    if rounds:
+        node.note_round("local", hello.source, nbytes, took)
+    else:
+        node.rates.note(names.path_name("local", hello.source), copying, now)
+    pause = node.judge(hello, "local").pause
+    assert pause.delta_bytes == nbytes
+    assert took <= pause.work_s + 1e-12
+    assert pause.work_s <= took + nbytes / reading + 1e-12, "by one reading back at most it is more"
+
+
 def test_bytes_that_landed_before_a_round_are_not_its() -> None:
     flow = names.Flow()
     for second in range(4):

@@ -175,7 +175,10 @@ class LocalPath:
         await self._shielded(self._target.copy_from, self._source, spans, urgent=urgent)
 
     async def land(self, spans: Sequence[Span], table: LeafTable, *, urgent: bool) -> None:
-        """Copies the spans, and digests each where it has landed: what is read lies in memory by then."""
+        """Copies the spans, and digests each where it has landed: what is read lies in memory by then.
+
+        One job does both, so the rate of a round is that of both: admission counts the digest once more.
+        """
         await self._shielded(self._target.land, self._source, table, spans, urgent=urgent)
 
     def plan(self, batches: Iterable[Sequence[Span]], table: LeafTable) -> Plan:
