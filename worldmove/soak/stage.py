@@ -219,18 +219,16 @@ class Stage:
             raise DeadlineError(f"no calm within {CALM_S:g} s: {what}") from None
 
     async def _look(self) -> tuple[dict[str, NodeView], str]:
-        """One look at everything, with one repair where one is due; says what is missing."""
-        views: dict[str, NodeView] = {}
+        """One look at everything, with one repair where one is due; says what is missing.
+
+        The views are of after every world was seen where it belongs: a node may have taken one up meanwhile.
+        """
         for node in self.nodes.values():
             if not node.alive:
                 await node.start()
-            try:
-                views[node.name] = await node.client.node()
-                await node.client.sessions(limit=1)  # the ledger answers it again
-            except WorldMoveError as error:
-                return views, f"node {node.name}: {error}"
-        if busy := [name for name, view in views.items() if view.migrations]:
-            return views, f"moves on nodes {busy}"
+        views, missing = await self._views()
+        if missing:
+            return views, missing
         for world in self.worlds:
             try:
                 missing = await self._look_at(world, views)
@@ -238,7 +236,19 @@ class Stage:
                 missing = f"{error.code}: {error}"
             if missing:
                 return views, f"{world.session}: {missing}"
-        return views, ""
+        return await self._views()
+
+    async def _views(self) -> tuple[dict[str, NodeView], str]:
+        """What every node shows of itself; says what is missing."""
+        views: dict[str, NodeView] = {}
+        for node in self.nodes.values():
+            try:
+                views[node.name] = await node.client.node()
+                await node.client.sessions(limit=1)  # the ledger answers it again
+            except WorldMoveError as error:
+                return views, f"node {node.name}: {error}"
+        busy = [name for name, view in views.items() if view.migrations]
+        return views, f"moves on nodes {busy}" if busy else ""
 
     async def _look_at(self, world: SoakWorldState, views: dict[str, NodeView]) -> str:
         record = await self.ledger.get(world.session)
