@@ -144,6 +144,7 @@ class Rig:
         self.pool: ExecutorPool = devices.executors.gpus[GPU]
         self.theirs, self.mine = (Reader(holding, devices.executors, SEED) for holding in holdings)
         self.page = page
+        self.paths: list[LocalPath] = []
 
     def write(self, byte: int) -> None:
         """The world's memory, all of it."""
@@ -185,6 +186,9 @@ async def rig(imagined: None, tmp_path: Path) -> AsyncIterator[Rig]:
     try:
         yield made
     finally:
+        for path in made.paths:  # or the collector would tell how it ended, in the middle of another test
+            path.abort()
+            await path.quiet()
         await made.theirs.close()
         await made.mine.close()
         made.page.close()
@@ -271,6 +275,7 @@ async def test_an_executor_that_dies_meanwhile_costs_only_the_time(rig: Rig) -> 
 async def landing(rig: Rig) -> tuple[LocalPath, Inbound]:
     sign = await Sign.open(rig.page.fd, [rig.pool])
     path = LocalPath(rig.theirs, rig.mine, sign)
+    rig.paths.append(path)
     failed: list[BaseException] = []
     inbound = Inbound(rig.mine, path, failed.append, lambda _bytes: None)
     await inbound.open(arm=True)
