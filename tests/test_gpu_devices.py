@@ -20,7 +20,7 @@ from worldmove.cuda.driver import devices
 from worldmove.errors import DeviceError
 
 SECONDS = 400
-SCENARIOS = ("mixed", "within", "revised", "own", "kinds", "memory")
+SCENARIOS = ("mixed", "ranks", "within", "revised", "own", "kinds", "memory")
 
 TORCH = """
 class cuda:

@@ -26,7 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-from gpu_hands import Trial, need
+from gpu_hands import Regions, Trial, need
 from gpu_report import Report, Time, about, duration, tried, write
 
 from worldmove.bench.nodes import running_nodes
@@ -52,6 +52,36 @@ async def mixed(trial: Trial) -> dict[str, Any]:
     moves.append(await trial.handover("mixed", a, b, there, path="local", live=False))
     moves.append(await trial.handover("mixed", b, a, there, path="staged"))
     need([move["path"] for move in moves] == ["local", "staged"] * 2, "paths", moves)
+    return {"moves": moves}
+
+
+async def ranks(trial: Trial) -> dict[str, Any]:
+    """Two ranks, each a process with a GPU of its own, between nodes, GPUs exchanged; over both paths."""
+    first, second = trial.gpus
+
+    def regions(*gpus: str) -> Regions:
+        return [{**trial.region(f"k{rank}", gpu), "rank": rank} for rank, gpu in enumerate(gpus)]
+
+    here, there = [[await trial.hand(node) for _ in range(2)] for node in (0, 1)]
+    away, home = regions(second, first), regions(first, second)
+    (ticket,) = (await here[0].ask("register", id="ranks", regions=home))["tickets"]
+    await here[1].ask("join", ticket=ticket, regions=home[1:])
+    moves, pairs = [], ((here, there, away), (there, here, home))
+    for number, (path, live) in enumerate(
+        [("local", True), ("staged", False), ("local", False), ("staged", True)]
+    ):
+        source, destination, wanted = pairs[number % 2]
+        (ticket,) = (await destination[0].ask("standby", regions=wanted))["tickets"]
+        await destination[1].ask("join_standby", ticket=ticket, regions=wanted[1:])
+        for leaves, comes in zip(source, destination, strict=True):
+            comes.begin("wait")
+            leaves.begin("go")
+        view = await trial.migrate("ranks", number % 2, 1 - number % 2, path=path, live=live)
+        need(view.state == "released", "a move", view.state, view.code, view.reason)
+        for leaves, comes in zip(source, destination, strict=True):
+            one = await trial.arrived(leaves, comes, view.receipt)
+        moves.append(one)
+        need(len(one["devices"]) == 2, "devices", one)
     return {"moves": moves}
 
 
@@ -275,6 +305,7 @@ async def memory(trial: Trial) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Scenario] = {
     "mixed": mixed,
+    "ranks": ranks,
     "within": within,
     "revised": revised,
     "own": own,

@@ -52,6 +52,11 @@ def words(count: int, start: np.uint64) -> np.ndarray:
         return z ^ z >> np.uint64(31)
 
 
+def made(regions: list[dict[str, Any]]) -> list[Region]:
+    """As they come in a line."""
+    return [Region(**{**each, "shape": tuple(each["shape"])}) for each in regions]
+
+
 class Stack:
     """The commands, each a method that takes the rest of its line and returns the rest of the answer."""
 
@@ -132,8 +137,9 @@ class Stack:
     # Commands
 
     def register(self, id: str, regions: list[dict[str, Any]], own: str = "") -> dict[str, Any]:  # noqa: A002
-        """Registers a world and writes block 0; regions on the GPU `own` lie in one block of this process."""
-        self._regions = [Region(**{**each, "shape": tuple(each["shape"])}) for each in regions]
+        """Registers a world and writes block 0 of rank 0; what lies on `own` is this process's memory."""
+        described = made(regions)
+        self._regions = [region for region in described if not region.rank]
         mine = [region for region in self._regions if own and region.device == own]
         memory = {}
         at = 256
@@ -143,17 +149,33 @@ class Stack:
             memory[region.name] = SimpleNamespace(__cuda_array_interface__=face)
             at += region.nbytes + 256
         self._world = self._worker.register(
-            id, model=MODEL, regions=self._regions, block_ms=BLOCK_MS, horizon_ms=HORIZON_MS, memory=memory
+            id, model=MODEL, regions=described, block_ms=BLOCK_MS, horizon_ms=HORIZON_MS, memory=memory
         )
         self._write(0)
-        return {"epoch": self._world.epoch, "offset": base and self._world.regions[-1].source.offset}
+        offset = base and self._world.regions[-1].source.offset
+        return {"epoch": self._world.epoch, "offset": offset, "tickets": self._world.tickets}
+
+    def join(self, ticket: str, regions: list[dict[str, Any]]) -> dict[str, Any]:
+        """Takes another rank, which has these regions, and writes its block 0."""
+        self._regions = made(regions)
+        self._world = self._worker.join(ticket)
+        self._write(0)
+        return {"rank": self._world.rank}
 
     def standby(self, regions: list[dict[str, Any]]) -> dict[str, Any]:
-        """Stands by in poisoned memory."""
-        self._regions = [Region(**{**each, "shape": tuple(each["shape"])}) for each in regions]
+        """Stands by for rank 0, in poisoned memory."""
+        described = made(regions)
+        self._regions = [region for region in described if not region.rank]
         self._standby = self._worker.standby(
-            model=MODEL, regions=self._regions, block_ms=BLOCK_MS, horizon_ms=HORIZON_MS
+            model=MODEL, regions=described, block_ms=BLOCK_MS, horizon_ms=HORIZON_MS
         )
+        self._poison()
+        return {"id": self._standby.id, "tickets": self._standby.tickets}
+
+    def join_standby(self, ticket: str, regions: list[dict[str, Any]]) -> dict[str, Any]:
+        """Stands by for another rank, which has these regions, in poisoned memory."""
+        self._regions = made(regions)
+        self._standby = self._worker.join_standby(ticket)
         self._poison()
         return {"id": self._standby.id}
 
@@ -169,7 +191,7 @@ class Stack:
 
     def attach(self, id: str, regions: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: A002
         """Takes up a world that came without a worker."""
-        self._regions = [Region(**{**each, "shape": tuple(each["shape"])}) for each in regions]
+        self._regions = made(regions)
         devices = list(dict.fromkeys(each.device for each in self._regions if each.device != HOST))
         self._world = self._worker.attach(id, devices=devices)
         version = int(self._world.host_state or b"0")
@@ -245,8 +267,7 @@ class Stack:
             address = make(device, nbytes, kind)
             face = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
             array = SimpleNamespace(__cuda_array_interface__=face)
-        made = own_region(region, array)
-        return {"accepted": made.source.offset}
+        return {"accepted": own_region(region, array).source.offset}
 
     def torch(self) -> dict[str, Any]:
         """Whether PyTorch is here and could take a GPU's memory: an imagined one's it can't."""
