@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class RoundCount:
         leaves, bytes: of what was asked for. copied_bytes: of what lay elsewhere here.
         again_bytes: of `bytes`, what came at another stop of the world first.
         share: of the time in which bytes may come.
+        started: when it began; earlier than it was `told`, where bytes came by themselves as the world stood.
         asked_at, landed_at: when the first bytes were asked for, and the last ones landed; monotonic seconds.
     """
 
@@ -37,6 +38,10 @@ class RoundCount:
     share: float = 1.0
     asked_at: float | None = None
     landed_at: float | None = None
+    told: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.told = self.started
 
     @property
     def ms(self) -> float:
@@ -51,7 +56,8 @@ class RoundCount:
         return (self.landed_at - self.asked_at) * 1000 * self.share
 
     def again(self, leaves: int, nbytes: int) -> None:
-        """What has come is asked for once more."""
+        """What has come is asked for once more: where it began was at another stop, and in no pause."""
+        self.started = self.told
         self.leaves += leaves
         self.bytes += nbytes
         self.again_bytes += nbytes
