@@ -162,7 +162,7 @@ def figures(row: Report) -> str:
 async def run(options: argparse.Namespace) -> int:
     """Every path in turn; one that fails says why. Returns the exit code."""
     left, found = Time(options.seconds), [] if options.device == "cpu" else await probe()
-    devices = await programs.two_gpus() if found else ("cpu", "cpu")
+    devices = await programs.stages(gpu=options.device == "gpu")
     play = programs.video(devices, options.shape, options.block_ms)
     document: Report = {
         **about([device.name for device in found]),

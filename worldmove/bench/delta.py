@@ -18,8 +18,8 @@ from worldmove.bench.moves import shuttle
 from worldmove.bench.nodes import running_nodes
 from worldmove.bench.report import Line, at_most, show
 from worldmove.bench.stats import median
-from worldmove.cuda.probe import probe
-from worldmove.errors import DeviceError, MoveAbortedError
+from worldmove.cuda.probe import usable
+from worldmove.errors import MoveAbortedError
 from worldmove.memory.arena import free_bytes, no_memory
 from worldmove.memory.limits import machine_memory
 from worldmove.views import Receipt
@@ -117,7 +117,7 @@ def run(
 
     Raises:
         NoMemoryError: the machine does not have the memory.
-        DeviceError: there is no GPU.
+        ConfigError: there is no GPU, or CuPy is missing; nothing has been started.
         WorldMoveError: a move or a process failed.
     """
     nbytes = (mb or (GPU_MB if gpu else 128)) * 10**6
@@ -134,9 +134,7 @@ def run(
 
 
 async def _pair() -> tuple[str, str]:
-    found = await probe()
-    if not found:
-        raise DeviceError("there is no GPU")
+    found = await usable()
     return found[0].uuid, found[1 % len(found)].uuid
 
 

@@ -16,8 +16,8 @@ from worldmove.bench.nodes import running_nodes
 from worldmove.bench.report import Line, at_most, show
 from worldmove.bench.stats import median
 from worldmove.cuda.driver import DeviceInfo
-from worldmove.cuda.probe import probe
-from worldmove.errors import DeviceError, MoveAbortedError
+from worldmove.cuda.probe import usable
+from worldmove.errors import MoveAbortedError
 from worldmove.views import PathChoice
 
 REGIONS = 60
@@ -73,7 +73,7 @@ def run(*, gb: float = 6.04, repeats: int = 10, path: PathChoice = "local", json
         The exit code: 0 if every move ended well, with equal roots and equal bytes.
 
     Raises:
-        DeviceError: there is no GPU.
+        ConfigError: there is no GPU, or CuPy is missing; nothing has been started.
         WorldMoveError: a move or a process failed.
     """
     result = uvloop.run(_measure(max(int(gb * 1e9) // (REGIONS * WORDS * ITEM_BYTES), 1), repeats, path))
@@ -131,9 +131,7 @@ async def _measure(rows: int, repeats: int, path: PathChoice) -> GpuPathResult:
 
 async def _pair() -> tuple[DeviceInfo, DeviceInfo]:
     """The first two GPUs, or the only one twice."""
-    found = await probe()
-    if not found:
-        raise DeviceError("there is no GPU")
+    found = await usable()
     return found[0], found[1 % len(found)]
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
 from worldmove.cuda.driver import DeviceInfo, devices
-from worldmove.errors import DeviceError
+from worldmove.errors import ConfigError, DeviceError
 
 PROBE_S = 60.0
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """Device files of NVIDIA's driver, on Linux and on Linux under Windows."""
+EXTRA = "pip install 'worldmove[cu13]' (CUDA 12: cu12)"
+"""How to get what a GPU's executor and its workers are made of."""
 
 
 def driver_present() -> bool:
@@ -50,6 +53,27 @@ async def probe() -> list[DeviceInfo]:
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
         raise DeviceError(f"GPUs cannot be listed: {last[0][:500]}")
     return msgspec.json.decode(answer, type=list[DeviceInfo])
+
+
+async def usable() -> list[DeviceInfo]:
+    """The GPUs, at least one, for a command that was asked to use them: before it starts anything.
+
+    Raises:
+        ConfigError: CUDA's driver can't be used, there is no GPU, or CuPy is not installed; how to get it
+            stands in the message.
+    """
+    try:
+        found = await probe()
+    except DeviceError as error:
+        raise ConfigError(
+            f"{error.message}; needed are NVIDIA's driver and {EXTRA}; worldmove doctor looks at both",
+            option="gpu",
+        ) from error
+    if not found:
+        raise ConfigError("there is no GPU here, or CUDA_VISIBLE_DEVICES hides it", option="gpu")
+    if find_spec("cupy") is None:
+        raise ConfigError(f"GPUs need CuPy, which is not installed: {EXTRA}", option="gpu")
+    return found
 
 
 def main() -> int:

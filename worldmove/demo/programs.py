@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from worldmove.cuda.probe import probe
-from worldmove.errors import DeviceError
+from worldmove.cuda.probe import usable
+from worldmove.demo.video import ready
 
 NODES = ("A", "B")
 GPU_BLOCK_MS = 750.0
@@ -62,13 +62,12 @@ def video(devices: Sequence[str], shape: str, block_ms: float) -> Programs:
     )
 
 
-async def two_gpus() -> tuple[str, str]:
-    """UUIDs of the first two GPUs; the only one twice.
+async def stages(*, gpu: bool) -> tuple[str, str]:
+    """Where a video world plays: UUIDs of the first two GPUs, the only one twice, or `cpu` twice.
 
     Raises:
-        DeviceError: there is none.
+        ConfigError: a GPU, CuPy or PyTorch is missing; nothing has been started.
     """
-    found = await probe()
-    if not found:
-        raise DeviceError("there is no GPU here: worldmove demo without --gpu runs on host memory")
-    return found[0].uuid, found[1 % len(found)].uuid
+    found = [device.uuid for device in await usable()] if gpu else ["cpu"]
+    await ready.check(gpu=gpu)
+    return found[0], found[1 % len(found)]

@@ -58,10 +58,8 @@ def run(
         place and every pair of roots is equal. 130 after Ctrl-C.
 
     Raises:
-        ConfigError: there is no writing in `out`, or a size was given for the video world, whose shape has
-        one;
-            nothing has been started.
-        DeviceError: there is no GPU.
+        ConfigError: there is no writing in `out`, a size was given for the video world, whose shape has one,
+            or PyTorch, CuPy or a GPU is missing; nothing has been started.
         WorldMoveError: nodes, actors or a move could not do what they must; everything is ended.
     """
     errors = Console(stderr=True)
@@ -95,7 +93,7 @@ def _programs(state_mb: int | None, *, gpu: bool, video: str | None) -> programs
         raise ConfigError(
             f"state_mb is {state_mb}, but the video world's shape says how large it is", option="state_mb"
         )
-    devices = asyncio.run(programs.two_gpus()) if gpu else ("cpu", "cpu")
+    devices = asyncio.run(programs.stages(gpu=gpu))
     return programs.video(devices, video or "self-forcing", programs.GPU_BLOCK_MS if gpu else CPU_BLOCK_MS)
 
 
