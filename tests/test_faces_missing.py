@@ -28,6 +28,8 @@ class version:
 """
 """PyTorch, as far as it is asked what it can do."""
 
+ON_GPUS = ("demo --gpu", "bench path --gpu", "bench delta --gpu", "bench digest --gpu")
+
 
 def said(*arguments: str, without: str = "nothing", gpus: bool = True, path: Path | None = None) -> str:
     """The one line of a command that is refused."""
@@ -67,7 +69,9 @@ def test_a_demo_on_gpus_whose_pytorch_sees_none(tmp_path: Path, cuda: str | None
     assert word in said(*demo(tmp_path, "--gpu"), path=tmp_path)
 
 
-@pytest.mark.parametrize("command", ["demo --gpu", "bench path --gpu", "bench delta --gpu"])
+@pytest.mark.parametrize(
+    "command", ["demo --gpu", "bench path --gpu", "bench delta --gpu", "bench digest --gpu"]
+)
 def test_no_cupy(tmp_path: Path, command: str) -> None:
     words = command.split()
     given = demo(tmp_path, *words[1:]) if words[0] == "demo" else words
@@ -76,7 +80,9 @@ def test_no_cupy(tmp_path: Path, command: str) -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["demo --gpu", "bench path --gpu", "bench delta --gpu"])
+@pytest.mark.parametrize(
+    "command", ["demo --gpu", "bench path --gpu", "bench delta --gpu", "bench digest --gpu"]
+)
 def test_no_gpu(tmp_path: Path, command: str) -> None:
     words = command.split()
     given = demo(tmp_path, *words[1:]) if words[0] == "demo" else words
