@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_kit import FAKE, ROOT
+from gpu_kit import FAKE, GPUS, ROOT
 
 WITHOUT = """
 import sys
@@ -28,6 +28,7 @@ class version:
 """
 """PyTorch, as far as it is asked what it can do."""
 
+ELSEWHERE = GPUS[0].replace("01", "0f")
 ON_GPUS = ("demo --gpu", "bench path --gpu", "bench delta --gpu", "bench digest --gpu")
 
 
@@ -89,3 +90,15 @@ def test_no_gpu(tmp_path: Path, command: str) -> None:
     line = said(*given, gpus=False)
     assert "CUDA's driver cannot be used" in line
     assert "worldmove doctor" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("bench delta --gate-rate 1x", "gate_rate is '1x' (from command line); allowed: a rate such as"),
+        ("soak --gpus nonsense", "gpus is 'nonsense' (from command line); allowed: auto, none, or UUIDs"),
+        (f"soak --gpus {ELSEWHERE}", f"gpus names {ELSEWHERE}, which is not here; allowed: {GPUS[0]}"),
+    ],
+)
+def test_what_a_node_would_refuse_is_refused_before_one_is_started(command: str, word: str) -> None:
+    assert word in said(*command.split())

@@ -136,6 +136,16 @@ def load(
     return _with_defaults(values, environment)
 
 
+def check(given: Mapping[str, object]) -> None:
+    """Checks options that are passed on to nodes, before one is started that would refuse them.
+
+    Raises:
+        ConfigError: as `load`, in the same words.
+    """
+    for name, value in _known(given, "command line").items():
+        _parsed(_option(name), value, "command line")
+
+
 def _with_defaults(values: dict[str, Any], environ: Mapping[str, str]) -> Settings:
     name = values.get("name")
     if name is None:

@@ -18,6 +18,7 @@ from worldmove.bench.moves import shuttle
 from worldmove.bench.nodes import running_nodes
 from worldmove.bench.report import Line, at_most, show
 from worldmove.bench.stats import median
+from worldmove.config import check
 from worldmove.cuda.probe import usable
 from worldmove.errors import MoveAbortedError
 from worldmove.memory.arena import free_bytes, no_memory
@@ -116,10 +117,13 @@ def run(
         The exit code: 0 if every move ended well and every byte that arrived was right.
 
     Raises:
+        ConfigError: a node would refuse `gate_rate`, or with `gpu` there is no GPU, or CuPy is missing;
+            nothing has been started.
         NoMemoryError: the machine does not have the memory.
-        ConfigError: there is no GPU, or CuPy is missing; nothing has been started.
         WorldMoveError: a move or a process failed.
     """
+    if gate_rate:
+        check({"gate_rate": gate_rate})
     nbytes = (mb or (GPU_MB if gpu else 128)) * 10**6
     available = free_bytes(machine_memory())
     if not gpu and 2 * nbytes > available:

@@ -12,7 +12,8 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from worldmove.cuda.probe import probe
+from worldmove.config import check
+from worldmove.cuda.probe import usable
 from worldmove.demo.screen import Screen
 from worldmove.errors import ConfigError, DeadlineError, ProcessLostError
 from worldmove.faults.points import WHATS
@@ -56,7 +57,8 @@ def run(
         0 only if no block was torn or generated twice, and nothing leaked or got lost. 130 after Ctrl-C.
 
     Raises:
-        ConfigError: `only` names no fault, or `gpus` finds no GPU.
+        ConfigError: `only` names no fault, or `gpus` what no node can take, or CuPy is missing; nothing has
+            been started.
     """
     errors = Console(stderr=True)
     options = Options(
@@ -88,10 +90,18 @@ def run(
 async def _devices(gpus: str) -> tuple[str, ...]:
     if gpus == "none":
         return (HOST,)
-    found = tuple(gpus.split(",")) if gpus != "auto" else tuple(device.uuid for device in await probe())
-    if not found:
-        raise ConfigError("gpus is 'auto' and there is no GPU", option="gpus", value=gpus)
-    return found
+    check({"gpus": gpus})
+    there = [device.uuid for device in await usable()]
+    if gpus == "auto":
+        return tuple(there)
+    named = tuple(each.strip() for each in gpus.split(","))
+    if missing := [each for each in named if each not in there]:
+        raise ConfigError(
+            f"gpus names {missing[0]}, which is not here; allowed: {', '.join(there)}",
+            option="gpus",
+            value=gpus,
+        )
+    return named
 
 
 def _only(text: str) -> frozenset[str]:
