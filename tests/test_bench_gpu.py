@@ -71,6 +71,16 @@ def test_what_a_cache_on_a_gpu_has_shifted_is_copied_there(path: str) -> None:
     assert sent < 18 / 21  # all but the sink, if nothing were taken from where it lies
 
 
+def test_a_gpu_that_has_not_the_memory_says_what_is_needed_and_what_is_free() -> None:
+    answer = bench("path", "--gpu", "--gb", "2", "--json")
+    assert answer.returncode == 1
+    error = json.loads(answer.stdout)["error"]
+    assert error["code"] == "no-memory"
+    assert error["required_bytes"] > 2_000_000_000 - 480
+    assert 0 < error["available_bytes"] < error["required_bytes"]
+    assert f"{error['required_bytes']} bytes of GPU-" in error["message"]
+
+
 def test_options_of_one_kind_of_memory_are_refused_for_the_other() -> None:
     assert bench("path", "--path", "local").returncode == 2
     assert bench("digest", "--gpu", "--executors", "2").returncode == 2

@@ -74,6 +74,7 @@ def run(*, gb: float = 6.04, repeats: int = 10, path: PathChoice = "local", json
 
     Raises:
         ConfigError: there is no GPU, or CuPy is missing; nothing has been started.
+        NoMemoryError: a GPU has not the memory.
         WorldMoveError: a move or a process failed.
     """
     result = uvloop.run(_measure(max(int(gb * 1e9) // (REGIONS * WORDS * ITEM_BYTES), 1), repeats, path))

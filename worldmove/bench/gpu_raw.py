@@ -3,7 +3,8 @@
     python -m worldmove.bench.gpu_raw SOURCE TARGET REGIONS REGION_BYTES
 
 Memory is made and mapped as a node makes and maps it, and the target copies by its copy engines: everything
-at once (`whole`), and region by region. One JSON document: milliseconds of each copy, by CUDA events.
+at once (`whole`), and region by region. One JSON document: milliseconds of each copy, by CUDA events; or,
+with exit status 3, of what memory there is too little.
 """
 
 from __future__ import annotations
@@ -15,11 +16,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from worldmove.errors import ProcessLostError
+from worldmove.errors import NoMemoryError, ProcessLostError
 
 COPIES = 20
 WARM_UP = 2
+FULL = 3
+"""Exit status where a GPU has not the memory."""
 _ANY_DIRECTION = 4
+
+
+class Lacking(msgspec.Struct, frozen=True, kw_only=True):
+    """What a GPU has too little of."""
+
+    message: str
+    details: dict[str, int]
 
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +48,7 @@ async def raw_copies(devices: Sequence[str], regions: int, region_bytes: int) ->
         region_bytes: bytes of each.
 
     Raises:
+        NoMemoryError: a GPU has not the memory; what is needed and what is free stand in it.
         ProcessLostError: it failed; its last words stand in the message.
     """
     process = await asyncio.create_subprocess_exec(
@@ -47,6 +58,9 @@ async def raw_copies(devices: Sequence[str], regions: int, region_bytes: int) ->
         stderr=asyncio.subprocess.PIPE,
     )
     answer, errors = await process.communicate()
+    if process.returncode == FULL:
+        lacking = msgspec.json.decode(answer, type=Lacking)
+        raise NoMemoryError(f"bare copies: {lacking.message}", **lacking.details)
     if process.returncode:
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
         raise ProcessLostError(f"bare copies failed: {last[0][:500]}")
@@ -86,11 +100,17 @@ def copy(source: str, target: str, regions: int, region_bytes: int) -> Copies:
     return found
 
 
-def main(arguments: list[str]) -> None:
-    """Writes the document to stdout."""
+def main(arguments: list[str]) -> int:
+    """Writes the document to stdout; returns the exit status."""
     source, target, regions, region_bytes = arguments
-    os.write(sys.stdout.fileno(), msgspec.json.encode(copy(source, target, int(regions), int(region_bytes))))
+    found: Copies | Lacking
+    try:
+        found = copy(source, target, int(regions), int(region_bytes))
+    except NoMemoryError as error:
+        found = Lacking(message=error.message, details=error.details)
+    os.write(sys.stdout.fileno(), msgspec.json.encode(found))
+    return FULL if isinstance(found, Lacking) else 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
