@@ -113,14 +113,34 @@ class Driver:
         return 0, 13020
 
 
-def test_the_driver_is_asked_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def imagine(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     package = SimpleNamespace(__path__=[])
     for name in ("cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, package)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", Driver())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)  # type: ignore[arg-type]
+
+
+def test_the_driver_is_asked_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    imagine(monkeypatch, Driver())
     found = gpu.read_hardware()
     assert found.gpus == {ONE: H200, TWO: SLICE}
     assert found.cuda == "13.2"
+
+
+def test_a_slice_has_its_own_uuid_where_bindings_have_two_functions_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Twelve(Driver):
+        """Of CUDA 12: the plain function gives a slice its GPU's UUID."""
+
+        def cuDeviceGetUuid(self, device: int) -> tuple[int, Any]:  # noqa: N802
+            return 0, SimpleNamespace(bytes=bytes([*[0] * 15, 9 * (device + 1)]))
+
+        def cuDeviceGetUuid_v2(self, device: int) -> tuple[int, Any]:  # noqa: N802
+            return super().cuDeviceGetUuid(device)
+
+    imagine(monkeypatch, Twelve())
+    assert gpu.read_hardware().gpus == {ONE: H200, TWO: SLICE}
 
 
 def test_where_the_drivers_version_comes_from(tmp_path: Path) -> None:

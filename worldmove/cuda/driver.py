@@ -79,12 +79,20 @@ def devices() -> list[DeviceInfo]:
     for ordinal in range(call(driver, "cuDeviceGetCount")):
         device = call(driver, "cuDeviceGet", ordinal)
         name = _text(call(driver, "cuDeviceGetName", 256, device))
-        number = uuid.UUID(bytes=bytes(call(driver, "cuDeviceGetUuid", device).bytes))
+        number = uuid.UUID(bytes=bytes(call(driver, _uuid_call(driver), device).bytes))
         kind = "MIG" if MIG_NAME in f" {name} " else "GPU"
         total = int(call(driver, "cuDeviceTotalMem", device))
         bus_id = _text(call(driver, "cuDeviceGetPCIBusId", 32, device))
         found.append(DeviceInfo(ordinal, f"{kind}-{number}", name, total, bus_id))
     return found
+
+
+def _uuid_call(driver: Any) -> str:
+    """The function that knows slices: in bindings of CUDA 12 the plain one gives a slice its GPU's UUID.
+
+    Those of CUDA 13 have one name for it again.
+    """
+    return "cuDeviceGetUuid_v2" if hasattr(driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
 
 
 def find(wanted: str) -> DeviceInfo:
