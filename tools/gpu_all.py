@@ -115,8 +115,8 @@ def steps(*, quick: bool, first: int) -> list[Step]:
             90,
         ),
         Step("kernels", ("tools/gpu_kernels.py", "--out", "{out}"), 120, 60),
-        Step("digest", (*bench, "digest", "--gpu", "--json"), 60),
-        Step("local", (*bench, "path", *size), 60, figures=moved),
+        Step("digest", (*bench, "digest", "--gpu", "--mb", mb, "--json"), 90, figures=("read_gb_per_s",)),
+        Step("local", (*bench, "path", *size), 90, figures=moved),
         Step("save", ("tools/gpu_save.py",), 90, 60, needs=("torch",), figures=("median_s", "equal")),
         Step("tests", (*pytest, *gpu_tests), 400, 200, needs=("pytest", "pytest_asyncio", "hypothesis")),
     ]
