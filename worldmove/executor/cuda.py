@@ -102,12 +102,19 @@ class Desk:
                 await self._channel.send(answer)
 
     def _attempt(self, call: int, work: Callable[[], Reply | None]) -> Reply | None:
-        """Does it; the answer, if there is one already: what was wrong, too."""
+        """Does it; the answer, if there is one already: what was wrong, too.
+
+        Raises:
+            DeviceError: the context is lost.
+        """
         try:
             return work()
         except NoMemoryError as error:
             return Failed(call, error.message, error.details)
-        except (ValidationError, TransportError, DeviceError) as error:
+        except DeviceError as error:
+            self._gpu.check()
+            return Failed(call, error.message)
+        except (ValidationError, TransportError) as error:
             return Failed(call, error.message)
         except cupy.cuda.memory.OutOfMemoryError as error:
             return Failed(call, f"the device is out of memory: {error}")

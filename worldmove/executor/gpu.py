@@ -76,6 +76,14 @@ class Gpu:
         """Free and total bytes."""
         return self._device.free()
 
+    def check(self) -> None:
+        """Whoever was refused asks why: where the context is lost, whatever is asked for next is refused too.
+
+        Raises:
+            DeviceError: it is lost.
+        """
+        begun(self._computing).done()
+
     def attach(self, key: int, fd: int, nbytes: int, *, writable: bool, device: bool) -> None:
         """Makes memory reachable under `key`.
 

@@ -142,4 +142,9 @@ class RawModule:
 
     def get_function(self, name):
         kernel = _digest if name.startswith("leaf_digest") else _KERNELS.get(name, lambda *_: None)
-        return lambda _grid, _block, arguments, **_how: kernel(*arguments)
+
+        def launch(_grid, _block, arguments, **_how):
+            cuda.check()
+            kernel(*arguments)
+
+        return launch

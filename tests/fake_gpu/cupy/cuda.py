@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from types import SimpleNamespace
 
+from cuda.bindings.driver import lost
+
 
 class Device:
     attributes = {"MultiProcessorCount": 4}  # noqa: RUF012 - CuPy's shape
@@ -78,11 +80,19 @@ class OutOfMemoryError(MemoryError):
     pass
 
 
+def check():
+    """Raises what CUDA says of every call once a context is lost."""
+    if lost():
+        raise CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+
 def _copy(target, source, length, _direction, _stream):
+    check()
     ctypes.memmove(target, source, length)
 
 
 def _set(target, byte, length, _stream=0):
+    check()
     ctypes.memset(target, byte, length)
 
 
@@ -93,7 +103,7 @@ runtime = SimpleNamespace(
     memsetAsync=_set,
     memset=_set,
     getDeviceCount=lambda: 2,
-    eventQuery=lambda _event: 0,
+    eventQuery=lambda _event: lost(),
 )
 driver = SimpleNamespace(CUDADriverError=CUDADriverError)
 compiler = SimpleNamespace(CompileException=CompileException)

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 GRANULARITY = 2 << 20
-TOTAL = 1 << 30
+TOTAL = int(os.environ.get("IMAGINED_BYTES", str(1 << 30)))
+"""Of each GPU."""
 COUNT = int(os.environ.get("IMAGINED_GPUS", "2"))
 CU_MEMHOSTREGISTER_DEVICEMAP = 2
 
@@ -29,6 +30,7 @@ _FIXED = 0x10
 _NOTHING = 0
 _ROOM = os.environ.get("IMAGINED_ROOM", "")
 """Processes of one room share the GPUs' memory: what one holds the others lack."""
+_LOSSES = os.environ.get("IMAGINED_LOST", "")
 _current = []
 _allocated = {}
 """Base address to size, descriptor and kind, of what is no virtual memory."""
@@ -38,9 +40,18 @@ class CUresult(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
 
 
-OK, INVALID, FULL = CUresult
+OK, INVALID, FULL, LOST = CUresult
+
+
+def lost():
+    """700 once this process's context is lost, which is sticky; 0 before.
+
+    It is lost once a file with its pid for a name lies in the folder `IMAGINED_LOST`.
+    """
+    return int(LOST) if _LOSSES and Path(_LOSSES, str(os.getpid())).exists() else 0
 
 
 class CUmemAllocationHandleType(IntEnum):
@@ -159,10 +170,14 @@ def cuCtxPopCurrent():
 
 
 def cuCtxSynchronize():
+    if lost():
+        return (LOST,)
     return (OK,)
 
 
 def cuMemGetInfo():
+    if lost():
+        return LOST, 0, 0
     return OK, TOTAL - _used(_current[-1]) if _ROOM else TOTAL // 2, TOTAL
 
 
@@ -188,6 +203,8 @@ def cuMemGetAllocationGranularity(_properties, _option):
 
 
 def cuMemCreate(size, properties, _flags):
+    if lost():
+        return LOST, None
     ordinal = properties.location.id
     if size > (TOTAL - _used(ordinal) if _ROOM else TOTAL):
         return FULL, None
@@ -217,6 +234,8 @@ def cuMemAddressReserve(size, _alignment, _address, _flags):
 
 
 def cuMemMap(address, size, _offset, handle, _flags):
+    if lost():
+        return (LOST,)
     if size != os.fstat(handle).st_size:
         return (INVALID,)
     _libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED, handle, 0)
@@ -228,6 +247,8 @@ def cuMemSetAccess(_address, _size, _access, _count):
 
 
 def cuMemUnmap(address, size):
+    if lost():
+        return (LOST,)
     _libc.mmap(address, size, _NOTHING, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED, -1, 0)
     return (OK,)
 
@@ -238,10 +259,14 @@ def cuMemAddressFree(address, size):
 
 
 def cuMemHostRegister(_address, _nbytes, _flags):
+    if lost():
+        return (LOST,)
     return (OK,)
 
 
 def cuMemHostUnregister(_address):
+    if lost():
+        return (LOST,)
     return (OK,)
 
 
