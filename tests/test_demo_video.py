@@ -120,10 +120,17 @@ def test_pictures_have_the_demos_format() -> None:
 
 
 @pytest.mark.slow
-def test_it_moves_between_nodes_and_every_picture_and_state_is_the_twins(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cache",
+    [(), ("--sink", "3", "--block-ms", "100"), ("--ring", "--sink", "3")],
+    ids=["rolls", "sink", "ring"],
+)
+def test_it_moves_between_nodes_and_every_picture_and_state_is_the_twins(
+    tmp_path: Path, cache: tuple[str, ...]
+) -> None:
     command = (sys.executable, "-m", "worldmove", "demo", "--video", "small", "--moves", "2", "--json")
     done = subprocess.run(
-        (*command, "--out", str(tmp_path)), capture_output=True, text=True, check=False, timeout=110
+        (*command, *cache, "--out", str(tmp_path)), capture_output=True, text=True, check=False, timeout=110
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -9,8 +9,8 @@ of the twin's block times (no node at all), of those that no move overlapped, an
 gpu_world.json to DIR ($OUT, or here), after every move, and exits with 0 only if every bit was equal.
 
 Each path has an equal share of the SECONDS that are left; no move begins that would leave too few for the
-twin. With one GPU both nodes are on it, and there is no neighbour. `--device cpu --shape small` tries the
-script itself.
+twin. With one GPU both nodes are on it, and there is no neighbour. `--sink N` and `--ring` say how the cache
+goes on once it is full (docs/video.md). `--device cpu --shape small` tries the script itself.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from worldmove.demo.cast import Actor, Cast
 from worldmove.demo.film import Film
 from worldmove.demo.screen import Screen
 from worldmove.demo.tour import Options, Tour, compare
+from worldmove.demo.video.shape import options_for
+from worldmove.errors import ConfigError
 
 FULL = 7
 """Blocks that fill the window: the first ones are faster, and don't count."""
@@ -161,12 +163,14 @@ def figures(row: Report) -> str:
 
 async def run(options: argparse.Namespace) -> int:
     """Every path in turn; one that fails says why. Returns the exit code."""
+    cache = options_for(options.shape, sink=options.sink, ring=options.ring)
     left, found = Time(options.seconds), [] if options.device == "cpu" else await probe()
     devices = await programs.stages(gpu=options.device == "gpu")
-    play = programs.video(devices, options.shape, options.block_ms)
+    play = programs.video(devices, cache, options.block_ms)
     document: Report = {
         **about([device.name for device in found]),
-        "shape": options.shape,
+        **cache,
+        "block_ms": options.block_ms,
         "rows": [],
         "left_out": [],
         "figures": {},
@@ -206,12 +210,17 @@ def main() -> int:
     parser.add_argument("--moves", type=int, default=20)
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--shape", default="self-forcing")
+    parser.add_argument("--sink", type=int, default=0, help="first latent frames of the cache that stay")
+    parser.add_argument("--ring", action="store_true", help="the newest block overwrites the oldest")
     parser.add_argument("--block-ms", type=float, default=1.0)
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--neighbour", nargs="?", const="too", default="none", choices=sorted(NEIGHBOURS))
     parser.add_argument("--seconds", type=duration, default=3600.0, help="for all paths together (3600)")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    return asyncio.run(run(parser.parse_args()))
+    try:
+        return asyncio.run(run(parser.parse_args()))
+    except ConfigError as error:
+        parser.error(error.message)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,25 @@ def demo(
         VideoShape | None,
         typer.Option(show_default=False, help="The video world in this shape; without --gpu on the CPU."),
     ] = None,
+    sink: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=1000,
+            show_default=False,
+            help="Latent frames of the video world that stay cached.",
+        ),
+    ] = None,
+    ring: Annotated[
+        bool,
+        typer.Option("--ring", help="The video world's newest block overwrites the oldest; no rolling."),
+    ] = False,
+    block_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=1, max=5000, show_default=False, help="How often a block of the video world begins, at least."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(show_default=False, help="Folder for the contact sheet and the frames.")
     ] = None,
@@ -75,6 +94,9 @@ def demo(
         out=out,
         gpu=gpu,
         video=None if video is None else video.value,
+        sink=sink,
+        ring=ring,
+        block_ms=block_ms,
     )
 
 

@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 from worldmove.cuda.probe import usable
 from worldmove.demo.video import ready
+from worldmove.errors import ConfigError
 
 NODES = ("A", "B")
 GPU_BLOCK_MS = 750.0
+BLOCK_MS = (1.0, 5000.0)
+"""What a video world's block may take: a tour waits a minute for nine of them."""
 
 
 class Programs(NamedTuple):
@@ -42,20 +45,26 @@ def landscape(state_mb: int) -> Programs:
     return Programs("worldmove.demo.actors", "worldmove.demo.twin", {"state-mb": str(state_mb)})
 
 
-def video(devices: Sequence[str], shape: str, block_ms: float) -> Programs:
+def video(devices: Sequence[str], shape: Mapping[str, str], block_ms: float) -> Programs:
     """The video world.
 
     Args:
         devices: UUIDs of two GPUs, or `cpu` twice; the twin runs on the second.
-        shape: a name in `worldmove.demo.video.shape.SHAPES`.
+        shape: as `worldmove.demo.video.shape.options_for` says it.
         block_ms: how often a block begins, at least.
+
+    Raises:
+        ConfigError: no world of a tour has such blocks.
     """
+    least, most = BLOCK_MS
+    if not least <= block_ms <= most:
+        raise ConfigError(f"block_ms is {block_ms:g}; allowed: {least:g} to {most:g}", option="block_ms")
     here = dict(zip(NODES, devices, strict=True))
     pace = {"block-ms": str(block_ms)}
     return Programs(
         "worldmove.demo.video.actor",
         "worldmove.demo.video.twin",
-        {"shape": shape},
+        shape,
         actors={node: {"device": device, **pace} for node, device in here.items()},
         twins={"device": devices[-1]},
         nodes={node: ("--gpus", "none" if device == "cpu" else device) for node, device in here.items()},

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
@@ -23,6 +25,7 @@ from worldmove.demo import programs, report
 from worldmove.demo.film import Film
 from worldmove.demo.screen import Screen
 from worldmove.demo.tour import Options, Tour, compare
+from worldmove.demo.video.shape import options_for
 from worldmove.errors import ConfigError
 from worldmove.views import PathChoice
 
@@ -41,6 +44,9 @@ def run(
     out: Path | None = None,
     gpu: bool = False,
     video: str | None = None,
+    sink: int | None = None,
+    ring: bool = False,
+    block_ms: float | None = None,
 ) -> int:
     """Runs the demo and shows what it found.
 
@@ -52,18 +58,22 @@ def run(
         out: folder for the contact sheet; `demo-out` unless told otherwise.
         gpu: the video world on two GPUs, or on one, in place of the landscape in host memory.
         video: the video world in this shape, by name; on the CPU unless `gpu` is set.
+        sink: latent frames that stay at the beginning of the video world's cache; none unless told otherwise.
+        ring: its newest block overwrites the oldest, instead of everything moving left.
+        block_ms: how often one of its blocks begins, at least.
 
     Returns:
         0 only if every frame equals the twin's bit for bit, none is missing or twice, every move took
         place and every pair of roots is equal. 130 after Ctrl-C.
 
     Raises:
-        ConfigError: there is no writing in `out`, a size was given for the video world, whose shape has one,
+        ConfigError: there is no writing in `out`, an option is of the other world or does not fit its shape,
             or PyTorch, CuPy or a GPU is missing; nothing has been started.
         WorldMoveError: nodes, actors or a move could not do what they must; everything is ended.
     """
     errors = Console(stderr=True)
-    play = _programs(state_mb, gpu=gpu, video=video)
+    own = {"sink": sink, "ring": ring or None, "block_ms": block_ms}
+    play = _video(own, state_mb, video, gpu=gpu) if gpu or video else _landscape(own, state_mb)
     file = _writable(out or DEFAULT_OUT) / SHEET
     try:
         with Film() as film, Screen(errors, quiet=json) as screen:
@@ -86,15 +96,25 @@ def run(
     return 0 if found.ok else 1
 
 
-def _programs(state_mb: int | None, *, gpu: bool, video: str | None) -> programs.Programs:
-    if not gpu and video is None:
-        return programs.landscape(state_mb or STATE_MB)
+def _landscape(videos: Mapping[str, Any], state_mb: int | None) -> programs.Programs:
+    for name, value in videos.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} is {value}, but it is the video world's: --video or --gpu", option=name
+            )
+    return programs.landscape(state_mb or STATE_MB)
+
+
+def _video(
+    own: Mapping[str, Any], state_mb: int | None, shape: str | None, *, gpu: bool
+) -> programs.Programs:
     if state_mb is not None:
         raise ConfigError(
             f"state_mb is {state_mb}, but the video world's shape says how large it is", option="state_mb"
         )
+    cache = options_for(shape or "self-forcing", sink=own["sink"] or 0, ring=bool(own["ring"]))
     devices = asyncio.run(programs.stages(gpu=gpu))
-    return programs.video(devices, video or "self-forcing", programs.GPU_BLOCK_MS if gpu else CPU_BLOCK_MS)
+    return programs.video(devices, cache, own["block_ms"] or (programs.GPU_BLOCK_MS if gpu else CPU_BLOCK_MS))
 
 
 def _writable(folder: Path) -> Path:

@@ -1,8 +1,7 @@
 """A serving stack of the video world, on `worldmove.torch`: what `worldmove.demo.actors` is to the landscape.
 
-    python -m worldmove.demo.video.actor --role world|standby --url U --session S --shape NAME --device
-    cpu|UUID
-                                         --block-ms MS --fd N --parent PID
+    python -m worldmove.demo.video.actor --role world|standby --url U --session S --shape NAME [--sink N]
+        [--cache rolling|ring] --device cpu|UUID --block-ms MS --fd N --parent PID
 
 Whenever a world arrives, a digest of its whole state is told before the first block, to be compared with the
 twin's after the same block.
@@ -21,7 +20,7 @@ from worldmove.demo.clock import generate, handed_over, options_of
 from worldmove.demo.news import Line, Playing, line
 from worldmove.demo.twin import SEED
 from worldmove.demo.video.model import Network
-from worldmove.demo.video.shape import SHAPES, Shape
+from worldmove.demo.video.shape import Shape, add_options, chosen
 from worldmove.demo.video.world import State, VideoWorld, deterministic, new_state, state_digest
 from worldmove.torch import TorchWorker, TorchWorld
 
@@ -90,12 +89,12 @@ def play(stage: Stage, world: TorchWorld, *, adopted: bool) -> None:
 def main(arguments: list[str]) -> None:
     """Plays until the parent ends this process."""
     parser = options_of("worldmove.demo.video.actor", "--device")
-    parser.add_argument("--shape", choices=tuple(SHAPES), required=True)
+    add_options(parser)
     parser.add_argument("--block-ms", type=float, required=True)
     options = parser.parse_args(arguments)
     with line(options.fd, options.parent) as parent, TorchWorker(options.url) as worker:
         deterministic()
-        shape = SHAPES[options.shape]
+        shape = chosen(options)
         network = Network(shape, torch_device(options.device))
         stage = Stage(worker, network, shape, options.device, options.block_ms, parent)
         description = stage.description()

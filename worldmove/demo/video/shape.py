@@ -7,12 +7,15 @@ bytes are what matters to a move, not the pictures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+from dataclasses import dataclass, replace
 
 from worldmove.errors import ConfigError
 
 PATCH = 2
 """Latent pixels of a token along each side."""
+CACHES = ("rolling", "ring")
+"""How a full cache takes a block: see `Shape.ring`."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,15 @@ class Shape:
     ring: bool = False
 
     def __post_init__(self) -> None:
-        if self.window % self.block or self.sink % self.block or self.sink + self.block > self.window:
+        if self.window % self.block:
             raise ConfigError(
-                f"window {self.window} and sink {self.sink} must be multiples of a block's {self.block}, "
-                "and the window longer than the sink by a block",
-                option="window",
+                f"window is {self.window}; a multiple of a block's {self.block} is allowed", option="window"
+            )
+        if self.sink < 0 or self.sink % self.block or self.sink + self.block > self.window:
+            raise ConfigError(
+                f"sink is {self.sink}; allowed: a multiple of a block's {self.block} latent frames, at most "
+                f"{self.window - self.block}, which leaves a block of the window's {self.window}",
+                option="sink",
             )
         if self.head_dim % 8 or min(self.layers, self.heads, self.rows, self.columns) < 1:
             raise ConfigError(f"head_dim is {self.head_dim}; a multiple of 8 is allowed", option="head_dim")
@@ -103,3 +110,32 @@ SMALL = Shape(
     decoder=8,
 )
 SHAPES = {"self-forcing": SELF_FORCING, "small": SMALL}
+
+
+def options_for(name: str, *, sink: int = 0, ring: bool = False) -> dict[str, str]:
+    """What `add_options` and `chosen` understand, for the programs of a named shape with another cache.
+
+    Args:
+        name: in `SHAPES`.
+        sink: latent frames that stay at the cache's beginning.
+        ring: see `Shape`.
+
+    Raises:
+        ConfigError: there is no such shape, or its window has no room for such a sink.
+    """
+    if name not in SHAPES:
+        raise ConfigError(f"shape is {name!r}; allowed: {', '.join(SHAPES)}", option="shape")
+    replace(SHAPES[name], sink=sink, ring=ring)
+    return {"shape": name, "sink": str(sink), "cache": CACHES[ring]}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `options_for` to a program's."""
+    parser.add_argument("--shape", choices=tuple(SHAPES), required=True)
+    parser.add_argument("--sink", type=int, default=0)
+    parser.add_argument("--cache", choices=CACHES, default=CACHES[False])
+
+
+def chosen(given: argparse.Namespace) -> Shape:
+    """The shape that a program was given."""
+    return replace(SHAPES[given.shape], sink=given.sink, ring=given.cache == CACHES[True])
