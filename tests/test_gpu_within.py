@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 from fleet_kit import Fleet, until
 from gpu_kit import GPUS, IMAGINED, ROOT
 
+from worldmove.errors import NoWorkerError
 from worldmove.faults.door import order
-from worldmove.views import MigrationRequest
+from worldmove.views import MigrationRequest, MigrationView
 
 ACTOR = ROOT / "tools" / "gpu_worlds.py"
 
@@ -114,3 +116,55 @@ async def test_a_node_that_dies_leaves_one_world(fleet: Fleet, tmp_path: Path, p
     finally:
         world.end()
         standby.end()
+
+
+def moved(fleet: Fleet, session: str) -> MigrationView:
+    """How a move to the other GPU ended; asked for again while the standby is wiped after the last one."""
+    client = fleet["A"].client
+    request = MigrationRequest(session_id=session, destination="A", devices={"0": "1"})
+    for _ in range(100):
+        try:
+            ended = client.wait(client.migrate(request).id)
+        except NoWorkerError as error:
+            time.sleep(error.details.get("retry_after_ms", 100) / 1000)
+            continue
+        until(lambda: fleet["A"].view().migrations == 0, "both sides end")
+        return ended
+    raise AssertionError("the standby did not come back")
+
+
+async def test_what_dies_in_a_move_within_a_node_leaves_one_world(fleet: Fleet) -> None:
+    """The standby's worker, then the executors of both GPUs; in the end every byte has come over."""
+    node, session = fleet["A"], fleet.unique("w")
+    world, dying, standby = (Stack(node.url) for _ in range(3))
+    try:
+        assert "epoch" in world.ask("register", id=session, regions=regions(GPUS[0]))
+        assert "id" in dying.ask("standby", regions=regions(GPUS[1]))
+        world.begin("go")
+        dying.begin("wait")
+        await order(node.run_dir, arm="destination.copying.worker-kill")
+        ended = moved(fleet, session)
+        assert (ended.state, ended.code) == ("aborted", "worker-lost"), ended.reason
+        assert dying.process.wait(20) < 0
+        world.begin("still")
+        assert [world.read()["wrong"], world.read()] == [{}, {}]
+        for lost in node.view().standbys:
+            node.client.drop_standby(lost.id)
+        assert "id" in standby.ask("standby", regions=regions(GPUS[1]))
+        world.begin("go")
+        standby.begin("wait")
+        await order(node.run_dir, arm=(fault := "destination.finishing.executor-kill"))
+        ended = moved(fleet, session)
+        assert fault in (await order(node.run_dir)).fired
+        if ended.state == "aborted":  # else they had done what they owed, or others did it
+            assert ended.code == "process-lost", ended.reason
+            ended = moved(fleet, session)
+        assert ended.state == "released", ended.reason
+        assert world.read() == {"moved": "A"}
+        arrived = standby.read()
+        assert (arrived["wrong"], arrived["epoch"]) == ({}, 2)
+        assert [view.id for view in node.client.sessions().sessions] == [session]
+        node.client.end_session(session)
+    finally:
+        for stack in (world, dying, standby):
+            stack.end()

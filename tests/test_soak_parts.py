@@ -50,6 +50,18 @@ def test_a_plan_may_deal_some_faults_only_and_kills_a_worker_with_every_other_no
     assert not any(move.beside for move in moves if move not in killed)
 
 
+def test_direct_lanes_change_the_paths_of_a_plan_and_nothing_else() -> None:
+    usual = plan(7, 500)
+    moves = list(itertools.islice(steps(7, 3, 2, direct=True), 500))
+    assert {move.path for move in usual} == {"local", "staged"}
+    assert [move._replace(path="local") for move in moves] == [move._replace(path="local") for move in usual]
+    straight = [move for move in moves if move.path == "direct"]
+    assert 200 < len(straight) < 300
+    assert any("lane" in move.fault for move in straight)
+    assert not any("token" in move.fault for move in straight)
+    assert all(a.path in (b.path, "direct") for a, b in zip(moves, usual, strict=True))
+
+
 def test_what_leads_to_a_fault_is_a_fault() -> None:
     for phase, leads in LEADS.items():
         side, name = phase.split(".")
@@ -128,7 +140,7 @@ def done(number: int, fault: str, result: report.Result, *, fired: bool = True) 
     return report.Done(step=step, result=result, code=None, reason=None, fired=fired and bool(fault), ms=1.0)
 
 
-def test_moves_are_counted_by_fault_and_by_phase() -> None:
+def test_moves_are_counted_by_fault_by_phase_and_by_path() -> None:
     moves = [
         done(1, "", "committed"),
         done(2, "source.copying.kill", "aborted"),
@@ -144,6 +156,7 @@ def test_moves_are_counted_by_fault_and_by_phase() -> None:
         "rejected": 0,
     }
     assert list(by_fault) == ["delay", "kill"]
+    assert {name: entry.moves for name, entry in report.count_paths(moves).items()} == {"local": 3}
     assert {name: entry.moves for name, entry in report.count(moves, slice(0, 2)).items()} == {
         "destination.copying": 2,
         "source.copying": 1,

@@ -15,6 +15,8 @@ from conftest import wait_until_gone
 
 COMMAND = (sys.executable, "-m", "worldmove", "soak", "--nodes", "2", "--worlds", "1", "--state-mb", "2")
 
+KILLS = "kill,worker-kill,executor-kill,lane-kill"
+
 
 def environment(folder: Path, mark: str) -> dict[str, str]:
     return os.environ | {"TMPDIR": str(folder), "PYTEST_RUN_MARK": mark}
@@ -68,18 +70,24 @@ def test_a_soak_that_is_stopped_leaves_nothing(run_dir: Path, number: signal.Sig
 
 @pytest.mark.slow
 def test_worlds_on_imagined_gpus_are_killed_too(run_dir: Path) -> None:
-    """All but CUDA is tried (tests/fake_gpu); with real GPUs it is `tools/gpu_faults.py`."""
+    """All but CUDA is tried (tests/fake_gpu); with real GPUs it is `tools/gpu_faults.py`.
+
+    All on the direct path: node and worker together in the pause, a lane in the last round, executors in the
+    pause, a standby's worker in the copy.
+    """
     paths = (Path(__file__).with_name("fake_gpu"), Path(__file__).parent.parent)
+    memory = {"IMAGINED_ROOM": f"soak-{os.getpid()}", "IMAGINED_BYTES": str(8 << 30)}
     done = subprocess.run(
-        [*COMMAND, "--moves", "5", "--seed", "5", "--json", "--gpus", "auto", "--only", "kill,executor-kill"],
+        [*COMMAND, "--moves", "5", "--seed", "7267", "--json", "--gpus", "auto", "--only", KILLS],
         capture_output=True,
         text=True,
         timeout=240,
-        env=environment(run_dir, "soak-gpu") | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        env=environment(run_dir, "soak-gpu") | memory | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
         check=False,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["moves"] == 5
-    assert set(found["by_fault"]) <= {"kill", "executor-kill"}
+    assert set(found["by_fault"]) == set(KILLS.split(","))
+    assert found["by_path"]["direct"]["fired"] == 4
     assert wait_until_gone("soak-gpu", 15) == {}

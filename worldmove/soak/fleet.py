@@ -23,6 +23,8 @@ OPTIONS = (
     *("--peer-timeout-ms", "1500", "--stall-ms", "1500", "--deadline-ms", "6000"),
     *("--gate-rate", "1Gbit", "--register-rate", "0", "--move-rate", "0", "--memory-limit", "1GB"),
 )
+ON_GPUS = ("--path", "direct", "--direct-ring", "512MiB", "--direct-min-gbps", "0")
+"""One direct lane is there from the beginning, so that its ring is no growth; whatever UCX finds is taken."""
 
 
 class SoakNode:
@@ -70,7 +72,7 @@ class SoakNode:
                 *(sys.executable, "-m", "worldmove", "serve", "--name", self.name),
                 *("--http", self.url.removeprefix("http://"), "--run-dir", str(self.run_dir)),
                 *("--ledger", self._ledger, "--ready-fd", str(theirs.fileno()), *OPTIONS),
-                *("--gpus", "none" if self.device == HOST else self.device),
+                *(("--gpus", "none") if self.device == HOST else ("--gpus", self.device, *ON_GPUS)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=log,

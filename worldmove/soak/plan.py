@@ -12,6 +12,8 @@ from worldmove.views import PathChoice
 GOOD_SHARE = 0.5
 ONLY_GOOD_SHARE = 0.2
 """Where only some faults are wanted."""
+DIRECT_SHARE = 0.5
+"""Of the moves between nodes that have direct lanes."""
 HOLDS_S = (0.4, 2.5)
 """How long a stopped process stands: less, and more, than the time that a silent peer is given."""
 GIVING_UP = (
@@ -56,7 +58,9 @@ class Step(NamedTuple):
     beside: str = ""
 
 
-def steps(seed: int, nodes: int, worlds: int, only: Collection[str] = ()) -> Iterator[Step]:
+def steps(
+    seed: int, nodes: int, worlds: int, only: Collection[str] = (), *, direct: bool = False
+) -> Iterator[Step]:
     """All moves of a seed, without an end.
 
     About half of them are good ones; fewer, where only some faults are wanted. Faults are dealt from a
@@ -68,10 +72,12 @@ def steps(seed: int, nodes: int, worlds: int, only: Collection[str] = ()) -> Ite
         nodes: how many.
         worlds: how many.
         only: what may go wrong, as the last part of faults' names says; everything, without it.
+        direct: whether nodes have direct lanes; nothing but paths depends on it.
     """
     wanted = only or WHATS.keys() - LINGERING
     faults = [one.name for one in every_fault() if one.what in wanted]
     chance = random.Random(seed)  # noqa: S311 - it is to be repeated, not to be secret
+    ways = random.Random(str(seed))  # noqa: S311 - as above; apart, so that nothing else hangs on it
     deck: list[str] = []
     number = 0
     while True:
@@ -85,7 +91,7 @@ def steps(seed: int, nodes: int, worlds: int, only: Collection[str] = ()) -> Ite
         lead = chance.choice(LEADS.get(fault.rpartition(".")[0], ("",)))
         where, _, what = fault.rpartition(".")
         lanes = "lane" in fault or "token" in fault
-        yield Step(
+        step = Step(
             number=number,
             world=chance.randrange(worlds),
             hop=chance.randrange(1, nodes),
@@ -96,3 +102,6 @@ def steps(seed: int, nodes: int, worlds: int, only: Collection[str] = ()) -> Ite
             beside=f"{where}.worker-kill" if what == "kill" and number % 2 else "",
             hold_s=chance.choice(HOLDS_S),
         )
+        # One-time tokens that somebody can steal are those of staged lanes.
+        straight = direct and "token" not in fault and ways.random() < DIRECT_SHARE
+        yield step._replace(path="direct") if straight else step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -30,7 +30,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ByFault(msgspec.Struct, kw_only=True):
-    """How moves with one fault went."""
+    """How moves with one fault, or in one phase, or on one path went."""
 
     moves: int = 0
     fired: int = 0
@@ -51,7 +51,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         worlds_replaced: worlds that a worker's death in mid-block had torn: nobody gets those.
         good: moves without a fault; good_committed: those of them that took place.
         blocks: how many were generated, and compared with the twin's byte by byte.
-        by_fault: by what went wrong; by_phase: by where, as `SIDE.PHASE`.
+        by_fault: by what went wrong; by_phase: by where, as `SIDE.PHASE`; by_path: by the path that was asked
+            for. All three count moves with a fault.
     """
 
     moves: int
@@ -70,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     by_fault: dict[str, ByFault]
     by_phase: dict[str, ByFault]
+    by_path: dict[str, ByFault] = {}
 
     @property
     def ok(self) -> bool:
@@ -84,17 +86,25 @@ def line(done: Done) -> str:
     what += ", with its worker" if step.beside else ""
     idle = "" if done.fired or not step.fault else " (did not happen)"
     why = f" ({done.code}: {done.reason})" if done.code else ""
-    return f"{step.number}: {what}{idle}: {done.result}{why}, {done.ms:.0f} ms"
+    return f"{step.number}: {what}{idle}, {step.path}: {done.result}{why}, {done.ms:.0f} ms"
 
 
 def count(done: Sequence[Done], part: slice) -> dict[str, ByFault]:
     """Moves by a part of their fault's name, which is `SIDE.PHASE.WHAT`."""
+    return _count(done, lambda step: ".".join(step.fault.partition("=")[0].split(".")[part]))
+
+
+def count_paths(done: Sequence[Done]) -> dict[str, ByFault]:
+    """Moves with a fault by their path."""
+    return _count(done, lambda step: step.path)
+
+
+def _count(done: Sequence[Done], named: Callable[[Step], str]) -> dict[str, ByFault]:
     found: dict[str, ByFault] = {}
     for move in done:
         if not move.step.fault:
             continue
-        name = ".".join(move.step.fault.partition("=")[0].split(".")[part])
-        entry = found.setdefault(name, ByFault())
+        entry = found.setdefault(named(move.step), ByFault())
         entry.moves += 1
         entry.fired += move.fired
         setattr(entry, move.result, getattr(entry, move.result) + 1)
@@ -115,6 +125,9 @@ def table(outcome: Outcome) -> Table:
     shown.add_section()
     for name, entry in outcome.by_phase.items():
         _row(shown, f"in {name}", entry)
+    shown.add_section()
+    for name, entry in outcome.by_path.items():
+        _row(shown, f"path {name}", entry)
     return shown
 
 

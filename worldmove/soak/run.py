@@ -121,7 +121,8 @@ async def _soak(options: Options, screen: Screen) -> report.Outcome:
     async with trial:
         try:
             await trial.begin()
-            every = steps(options.seed, options.nodes, options.worlds, options.only)
+            direct = HOST not in options.devices
+            every = steps(options.seed, options.nodes, options.worlds, options.only, direct=direct)
             for step in islice(every, options.first - 1, options.first - 1 + options.moves):
                 if options.seconds is not None and time.monotonic() - began > options.seconds:
                     break

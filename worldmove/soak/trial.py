@@ -249,6 +249,7 @@ class Trial:
             duration_s=round(duration_s, 1),
             by_fault=report.count(done, slice(2, 3)),
             by_phase=report.count(done, slice(0, 2)),
+            by_path=report.count_paths(done),
         )
 
 

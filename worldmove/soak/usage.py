@@ -16,6 +16,8 @@ KEPT_RINGS = 8
 """Rings that a node with GPUs keeps for later moves, at most: it has none before its first one."""
 DEVICE_SPARE_BYTES = 24 << 20
 """Device memory by which contexts of the same processes differ."""
+LANE_DEVICE_BYTES = (512 << 20) + (768 << 20)
+"""What a further direct lane takes of its device: the ring that soaks give it, and a context."""
 GROWTH_BYTES = 96 << 20
 """Private memory that a node may gain over its life: allocators keep what they once had."""
 
@@ -88,8 +90,10 @@ class Usage(NamedTuple):
 
 
 def device_bytes(view: NodeView) -> int:
-    """Memory in use on a node's GPUs, by whatever process."""
-    return sum(device.total_bytes - device.free_bytes for device in view.devices if device.kind == "cuda")
+    """Memory in use on a node's GPUs, by whatever process, less what its direct lanes may take."""
+    lanes = sum(lane.kind == "direct" for lane in view.lanes) * LANE_DEVICE_BYTES
+    used = sum(device.total_bytes - device.free_bytes for device in view.devices if device.kind == "cuda")
+    return used - lanes
 
 
 def _links(pid: int) -> list[str]:
