@@ -308,7 +308,8 @@ def _used(demand: Demand, supply: Supply, stops: Stops, copied: float) -> float:
     alone_s = stops.rest_s(1)
     turn_s = supply.cuts * alone_s + min(supply.holds_s, alone_s)
     if not demand.live:
-        return copied / (copied * (1 + stops.rests()) + turn_s * supply.full_rate)
+        turn_s += stops.work_s * stops.rests()  # of the executors' part as well, in which the line rests, too
+        return copied / (copied + turn_s * supply.full_rate)
     turn_s += stops.work_s * (1 + stops.rests())
     return copied / max(copied, turn_s * supply.full_rate)
 
