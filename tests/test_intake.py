@@ -188,6 +188,17 @@ def test_a_session_that_asks_anew_is_not_judged_beside_its_former_move() -> None
     assert node.reserved > 0, "what is over later takes nothing from the next one"
 
 
+def test_another_node_that_names_a_session_takes_nothing_from_its_move() -> None:
+    node = intake()
+    node.admit(hasty(0, "world"), "direct")
+    measured(node, 5e8)
+    stranger = msgspec.structs.replace(hasty(1, "world"), source="stranger")
+    node.rates.note(names.path_name("direct", "stranger"), 5e8, time.monotonic())
+    with pytest.raises(GateFullError):
+        node.admit(stranger, "direct")
+    assert node.reserved > 0
+
+
 @pytest.mark.parametrize("how", ["verified", "runs", "over"])
 def test_a_move_of_which_nothing_more_comes_keeps_nothing_from_others(how: str) -> None:
     """It may still have lanes to give back, memory to wipe, or a peer that is slow to say goodbye."""

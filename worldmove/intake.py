@@ -116,7 +116,7 @@ class Intake:
     def admit(self, hello: m.Hello, path: str) -> Verdict:
         """Takes a move on, with a promise until nothing of it comes any more (`came`).
 
-        A session that asks anew has left its former move, whether that has been heard of here or not.
+        A session that asks anew, from the same node, has left its former move, heard of here or not.
 
         Raises:
             InadmissibleError: it could not finish in time even alone.
@@ -124,7 +124,7 @@ class Intake:
         """
         now = time.monotonic()
         for move_id, taken in self._taken.items():
-            if taken.session == hello.session_id:
+            if (taken.session, taken.source) == (hello.session_id, hello.source):
                 self.came(move_id)
         verdict, demand, supply = self._judge(hello, path)
         if not verdict.admissible:
