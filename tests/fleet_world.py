@@ -7,6 +7,7 @@ compares bytes. Each block adds to what was there before: a byte that did not co
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from worldmove.kernels.addresses import memory_at
 from worldmove.manifest import Region
 
 Flat = npt.NDArray[np.uint8]
@@ -21,8 +23,11 @@ SHARE = 8
 """A block rewrites one part in so many of each region."""
 
 
-def flat(array: npt.NDArray[Any]) -> Flat:
-    """An array's own bytes."""
+def flat(array: Any) -> Flat:
+    """An array's own bytes; those of an imagined GPU are host memory (tests/fake_gpu)."""
+    face = getattr(array, "__cuda_array_interface__", None)
+    if face is not None:
+        return memory_at(face["data"][0], math.prod(face["shape"]) * int(face["typestr"][2:]))
     return array.reshape(-1).view(np.uint8) if array.size else np.zeros(0, np.uint8)
 
 

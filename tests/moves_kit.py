@@ -86,6 +86,12 @@ class Traveller:
             self._stacks[node] = [self.fleet.actor(node) for _ in range(ranks)]
         return self._stacks[node]
 
+    def replace(self, node: str) -> None:
+        """What stands by at `node` is given up; other stacks will stand by there."""
+        for standby in self.fleet[node].view().standbys:
+            self.fleet[node].client.drop_standby(standby.id)
+        del self._stacks[node]
+
     def run(self, work_ms: float = 5.0) -> None:
         """All ranks generate freely."""
         for actor in self.actors:
@@ -169,7 +175,7 @@ def check_receipt(receipt: Receipt, source: str, to: str, *, state_bytes: int, e
     assert last.bytes - last.again_bytes + receipt.kept_bytes + receipt.copied_bytes == state_bytes
     if not receipt.live:
         assert len(receipt.rounds) == 1
-    assert (receipt.lanes > 0) == (receipt.path == "staged")
+    assert (receipt.lanes > 0) == (receipt.path in ("staged", "direct"))
     assert receipt.damaged == ()
     assert receipt.repair_bytes == 0
     assert not receipt.missed
