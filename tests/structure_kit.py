@@ -66,6 +66,7 @@ ORDER = (
     "offering",
     "paths",
     "directing",
+    "reaching",
     "inbound",
     "feed",
     "sessions",

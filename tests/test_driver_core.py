@@ -23,6 +23,7 @@ from worldmove.ledger.memory import MemoryLedger, MemoryStore
 from worldmove.ledger.records import Claim, MoveRef, SessionRecord
 from worldmove.machine import Role
 from worldmove.protocol import ENDED, State
+from worldmove.reaching import Reaches
 
 A, B, C = Claim("a", 1), Claim("b", 1), Claim("c", 1)
 MOVE = MoveRef(
@@ -141,6 +142,7 @@ def side(role: Role, ledger: FlakyLedger | None = None) -> Side:
         lanes=cast(Any, None),
         direct={},
         direct_rates=DirectRates(),
+        reaches=Reaches({}),
         rings=cast(Any, None),
         executors=cast(Any, None),
         intake=cast(Any, None),

@@ -33,6 +33,7 @@ from worldmove.messages import Begin
 from worldmove.offering import descriptors_of
 from worldmove.opening import Opening
 from worldmove.paths import LocalPath, ShownTable
+from worldmove.reaching import Reaches
 from worldmove.reading import Reader
 
 ROOM = 1 << 16
@@ -98,7 +99,7 @@ class Host:
 
     async def open(self, begin: Begin) -> LocalPath:
         settings = SimpleNamespace(peer_timeout_ms=5000.0)
-        services: Any = SimpleNamespace(settings=settings, executors=self.pool)
+        services: Any = SimpleNamespace(settings=settings, executors=self.pool, reaches=Reaches({}))
         hello = msgspec.structs.replace(HELLO, manifest=self.memory.holding.manifest)
         path = await Opening(services, hello, begin).local(self.target)
         assert isinstance(path, LocalPath)

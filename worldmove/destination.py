@@ -132,12 +132,12 @@ class DestinationMove(Driver):
         if self.machine.ended:
             berth.vacate()
             return
-        self._berth, self.path_name = berth, berth.path
+        self._berth, self.path_name = berth, berth.way.path
         self._pins.enter_context(berth.slot.pinned())
         admitted = m.Admitted(
             incarnation=self.services.claim.incarnation,
-            path=berth.path,
-            lanes=self.services.settings.lanes if berth.path == "staged" or berth.in_case else 0,
+            path=berth.way.path,
+            lanes=self.services.settings.lanes if berth.way.wants_lanes else 0,
             devices=travelled(action.hello.manifest, berth.memory.manifest),
             **self.services.intake.terms_of(self.move_id),
         )
@@ -158,7 +158,7 @@ class DestinationMove(Driver):
         self._reader = Reader(self._bound().memory, self.services.executors, self.hello.seed)
         await self._reader.open()
         opening = Opening(self.services, self.hello, action.begin)
-        self._path, ready = await opening.open(self._bound().path, self._reader)
+        self._path, ready = await opening.open(self._bound().way, self._reader)
         self.path_name = self._path.name
         self._path.lost.add_done_callback(self._on_path_lost)
         await self._arrival.opened(self._path, self._bound().memory.leaf_map)

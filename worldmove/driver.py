@@ -30,6 +30,7 @@ from worldmove.ledger.records import Claim, SessionRecord, fate
 from worldmove.machine import Machine, Role
 from worldmove.outlet import Outlet
 from worldmove.protocol import State
+from worldmove.reaching import Reaches
 from worldmove.rings import Rings
 from worldmove.rounds import RoundPolicy
 from worldmove.tasks import Tasks
@@ -107,6 +108,7 @@ class Services:
     lanes: LanePool
     direct: DirectLanes
     direct_rates: DirectRates
+    reaches: Reaches
     rings: Rings
     executors: Pools
     intake: Intake

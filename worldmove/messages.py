@@ -142,9 +142,9 @@ class Begin(Message, frozen=True, kw_only=True):
     """Source → destination: the record says `moving`; here is the way to the bytes.
 
     `direct` lanes, one for each GPU, `lanes` for the staged path (also beside direct ones that may turn out
-    too slow; `reason`: why there are none of these), or (both nodes on one host) a Unix socket with a
-    one-time token for descriptors, their sizes in bytes, the devices whose memory they are (all the host's,
-    if left out), and where each region lies in them.
+    too slow, `reason`: why there are none of these, and beside descriptors that may not be mappable), or
+    (both nodes on one host) a Unix socket with a one-time token for descriptors, their sizes in bytes, the
+    devices whose memory they are (all the host's, if left out), and where each region lies in them.
     With `table` the descriptor behind those of memory is the source's leaf table, to be read from. With
     `page` the last one is the session's control page, to be looked at: the world will be paused next, and
     whoever sees it stand may copy.

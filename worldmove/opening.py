@@ -13,12 +13,15 @@ from worldmove.arming import Sign
 from worldmove.descriptors import fetch
 from worldmove.directing import DirectPath, connect, floor, wish
 from worldmove.driver import Services
-from worldmove.errors import FramingError, SlowPathError, WorldMoveError
+from worldmove.errors import FramingError, SlowPathError, ValidationError, WorldMoveError
 from worldmove.gate import Gate, Pass
+from worldmove.hosting.memory import Holding
 from worldmove.ipc import close_all
 from worldmove.offering import regions_of
 from worldmove.paths import LocalPath, Path, ShownTable, StagedPath, foreign_memory
+from worldmove.placement import travelled
 from worldmove.reading import Reader
+from worldmove.sessions import Way
 from worldmove.staging import RingLane, RingPath, Stage, lease, needs_ring
 
 log = structlog.get_logger(__name__)
@@ -39,7 +42,7 @@ class Opening:
         self._begin = begin
         self._timeout_ms = int(services.settings.peer_timeout_ms)
 
-    async def open(self, path: str, target: Reader) -> tuple[Path, p.PathReady]:
+    async def open(self, way: Way, target: Reader) -> tuple[Path, p.PathReady]:
         """Opens the path that was admitted, or the staged one where that fails and lanes were offered, too.
 
         Returns:
@@ -48,19 +51,19 @@ class Opening:
         Raises:
             WorldMoveError: as `local`, `direct` and `staged`.
         """
-        if path == "local":
-            return await self.local(target), p.PathReady(path=path)
-        if path == "staged":
-            return await self.staged(target), p.PathReady(path=path)
+        why = way.reason
         try:
-            opened = await self.direct(target)
+            if way.path == "local":
+                return await self.local(target), p.PathReady(path=way.path)
+            if way.path == "direct":
+                direct = await self.direct(target)
+                return direct, p.PathReady(path=way.path, gbps=direct.gbps, reason=why[: m.MAX_TEXT])
         except WorldMoveError as error:
             if not self._begin.lanes:
                 raise
             log.warning("another path is taken", move=self._hello.move_id, reason=error.message)
-            reason = error.message[: m.MAX_TEXT]
-            return await self.staged(target), p.PathReady(path="staged", reason=reason)
-        return opened, p.PathReady(path=path, gbps=opened.gbps)
+            why = f"{why}; {error.message}" if why else error.message
+        return await self.staged(target), p.PathReady(path="staged", reason=why[: m.MAX_TEXT])
 
     async def direct(self, target: Reader) -> DirectPath:
         """Connects lanes of this node's GPUs to those of the source's, and remembers what they bring.
@@ -112,7 +115,7 @@ class Opening:
             holding = foreign_memory(self._hello.manifest, begin, fds[:extents])
             shown = ShownTable(fds[extents], holding.leaf_map.count) if begin.table else None
             source = Reader(holding, self._services.executors, self._hello.seed)
-            await source.open(writable=False, towards=target.memory)
+            await self._map(source, target.memory)
             try:
                 sign = await self._sign(target, fds[-1]) if begin.page else None
             except BaseException:
@@ -125,6 +128,18 @@ class Opening:
         finally:
             close_all(fds)
         return path
+
+    async def _map(self, source: Reader, target: Holding) -> None:
+        """Opens `source` towards `target`; what came of it is remembered of these GPUs."""
+        reaches, pairs = self._services.reaches, travelled(self._hello.manifest, target.manifest)
+        try:
+            await source.open(writable=False, towards=target)
+        except ValidationError as error:
+            if not reaches.refused(pairs, error.message, time.monotonic()):
+                raise
+            why = reaches.why_not(pairs, time.monotonic())
+            raise ValidationError(f"path 'local' cannot be had: {why}", field="path") from error
+        reaches.mapped(pairs)
 
     async def _sign(self, target: Reader, page: int) -> Sign | None:
         """Shows the source's page to the devices of `target`, if all of them can look."""

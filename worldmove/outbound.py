@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import structlog
+from msgspec.structs import replace
 
 from worldmove import messages as m
 from worldmove import protocol as p
@@ -18,7 +19,7 @@ from worldmove.arming import Armed, Sign
 from worldmove.digest import LeafTable
 from worldmove.directing import DirectServing
 from worldmove.driver import Services
-from worldmove.errors import PeerError
+from worldmove.errors import PeerError, WorldMoveError
 from worldmove.hashing import RegionHashes
 from worldmove.hosting.ranks import Pause
 from worldmove.hosting.slots import Slot
@@ -71,11 +72,6 @@ class Outbound:
             raise PeerError("a table is wanted before the path was opened")
         return self._table
 
-    @property
-    def shown(self) -> bool:
-        """Whether the destination can read the table where it is."""
-        return self._token is not None
-
     async def offer(self, action: p.OfferPath) -> m.Begin:
         """Gets everything ready to be read and carried; what the destination is told.
 
@@ -91,7 +87,8 @@ class Outbound:
             page = await self._arm()
             door = self._services.door
             door.offer(self._token, (*self._holding.fds, self._looked_at(self._table.fd), *page))
-            return descriptors_of(self._holding, str(door.path), self._token, page=bool(page))
+            begin = descriptors_of(self._holding, str(door.path), self._token, page=bool(page))
+            return replace(begin, lanes=await self._spare(action.lanes))
         if action.path == "direct":
             spare = await self._serve(action.lanes) if action.lanes else ()
             show = self._direct.show if self._hello.live else self._direct.hold
@@ -99,6 +96,15 @@ class Outbound:
             move_id, host = self._hello.move_id, self._host()
             return await self._direct.begin(move_id, self._holding, host, self._on_direct_lost, spare)
         return m.Begin(lanes=await self._serve(action.lanes))
+
+    async def _spare(self, count: int) -> tuple[m.LaneOffer, ...]:
+        """Lanes in case that descriptors are of no use; where none can be had it goes without."""
+        try:
+            return await self._serve(count) if count else ()
+        except WorldMoveError as error:
+            self._log.info("no lanes in case the local path fails", reason=error.message)
+            await self._release_lanes()
+            return ()
 
     async def _arm(self) -> tuple[int, ...]:
         """Arms the reading of a world that will stand; the page that shows it, for the destination too."""

@@ -88,6 +88,8 @@ class Account:
         self.path_reason = prepared.reason or None
         if self.path == "direct":
             self.lanes = len({region.device for region in self.hello.manifest.regions})
+        elif self.path == "local":
+            self.lanes = 0
 
     def prepared(self) -> None:
         """The path is open."""

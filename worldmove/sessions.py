@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from worldmove import messages as m
 from worldmove.feed import Feed
@@ -106,21 +106,37 @@ class Session:
         self._book.remove(self, Moved(destination, endpoint))
 
 
+class Way(NamedTuple):
+    """How the bytes of a session will come.
+
+    Attributes:
+        path: its name.
+        in_case: whether lanes of the staged path are wanted, too, in case that fails.
+        reason: why a better path is not tried.
+    """
+
+    path: str
+    in_case: bool = False
+    reason: str = ""
+
+    @property
+    def wants_lanes(self) -> bool:
+        """Whether the source is to offer lanes of the staged path."""
+        return self.path == "staged" or self.in_case
+
+
 class Berth:
     """Reserved memory for one session that comes: a standby's, or memory without a worker.
 
     Attributes:
-        path: how the bytes will come.
-        in_case: whether lanes of the staged path are wanted, too, in case that fails.
+        way: how the bytes will come.
         over: completes when the session has come, or the berth is vacant again.
         returning: whether the move has failed, so that a standby will be vacant as soon as it is wiped.
     """
 
-    def __init__(
-        self, slot: Slot, way: tuple[str, bool], hello: m.Hello, book: SessionBook, *, bare: bool
-    ) -> None:
+    def __init__(self, slot: Slot, way: Way, hello: m.Hello, book: SessionBook, *, bare: bool) -> None:
         self.slot = slot
-        self.path, self.in_case = way
+        self.way = way
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.returning = False
         self._move_id = hello.move_id

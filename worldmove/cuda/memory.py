@@ -8,9 +8,10 @@ be read from the descriptor (`fstat` knows nothing of it): whoever passes it on 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from worldmove.cuda.driver import Current, DeviceInfo, bindings, call, find
+from worldmove.cuda.driver import Current, DeviceInfo, bindings, call, devices, find
 from worldmove.cuda.ipc import Opened, read_card
 from worldmove.errors import NoMemoryError
 
@@ -61,6 +62,22 @@ class Device:
         with Current(self._driver, self._context):
             free, total = call(self._driver, "cuMemGetInfo")
         return int(free), int(total)
+
+    def access(self, others: Sequence[str]) -> list[bool | None]:
+        """Whether this device has peer access to each of these, by UUID; `None`: this process can't see it.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        seen = {device.uuid: device.ordinal for device in devices()}
+        return [self._access(seen[other]) if other in seen else None for other in others]
+
+    def _access(self, ordinal: int) -> bool:
+        driver = self._driver
+        other = call(driver, "cuDeviceGet", ordinal)
+        return ordinal == self.info.ordinal or bool(
+            call(driver, "cuDeviceCanAccessPeer", self._device, other)
+        )
 
     def create(self, nbytes: int) -> int:
         """Allocates at least `nbytes`, contents undefined.

@@ -35,6 +35,7 @@ from worldmove.executor.messages import (
     Land,
     Measure,
     Prepare,
+    Reach,
     Ready,
     Release,
     Reply,
@@ -128,7 +129,7 @@ class Desk:
             ValidationError, TransportError, DeviceError, NoMemoryError: it can't be done, and nothing was.
         """
         match request:
-            case Attach() | Detach() | Measure() | Prepare():
+            case Attach() | Detach() | Measure() | Reach() | Prepare():
                 return self._take_at_once(request, fds)
             case Armed():
                 self._waiting.arm(request)
@@ -151,7 +152,7 @@ class Desk:
         self._due.set()
         return None
 
-    def _take_at_once(self, request: Attach | Detach | Measure | Prepare, fds: list[int]) -> Reply:
+    def _take_at_once(self, request: Attach | Detach | Measure | Reach | Prepare, fds: list[int]) -> Reply:
         match request:
             case Attach(call, key, nbytes, writable, device, watched):
                 if len(fds) != 1:
@@ -165,6 +166,8 @@ class Desk:
                     self._gpu.detach(key)
             case Measure(call):
                 return Done(call, sizes=self._gpu.measure())
+            case Reach(call, devices):
+                return Done(call, sizes=self._gpu.reach(devices))
             case Prepare(call, pieces):
                 self._gpu.prepare(pieces)
                 self._expect()

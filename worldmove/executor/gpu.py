@@ -12,7 +12,17 @@ import numpy as np
 
 from worldmove.cuda.memory import Device, Window
 from worldmove.errors import TransportError, ValidationError
-from worldmove.executor.messages import CopyPiece, Digest, Fill, Land, Piece, Shift
+from worldmove.executor.messages import (
+    HIDDEN,
+    NO_ACCESS,
+    OPEN,
+    CopyPiece,
+    Digest,
+    Fill,
+    Land,
+    Piece,
+    Shift,
+)
 from worldmove.ipc import map_shared
 from worldmove.kernels.leaf_digest_cuda import DigestPlan, LeafDigest
 from worldmove.kernels.pieces import make_pieces
@@ -83,6 +93,11 @@ class Gpu:
             DeviceError: it is lost.
         """
         begun(self._computing).done()
+
+    def reach(self, others: Sequence[str]) -> tuple[int, ...]:
+        """Whether memory of other GPUs can be mapped here: of each `HIDDEN`, `NO_ACCESS` or `OPEN`."""
+        access = self._device.access(others)
+        return tuple(HIDDEN if one is None else OPEN if one else NO_ACCESS for one in access)
 
     def attach(self, key: int, fd: int, nbytes: int, *, writable: bool, device: bool) -> None:
         """Makes memory reachable under `key`.

@@ -187,6 +187,17 @@ class Measure(msgspec.Struct, tag="measure", frozen=True):
     call: int
 
 
+class Reach(msgspec.Struct, tag="reach", frozen=True):
+    """Can the device map memory of these GPUs? The answer's `sizes` are `HIDDEN`, `NO_ACCESS` or `OPEN`."""
+
+    call: int
+    devices: tuple[str, ...]
+
+
+HIDDEN, NO_ACCESS, OPEN = range(3)
+"""The executor does not see the GPU; it does, and its device has no peer access to it; it has."""
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The first message of an executor: it takes requests."""
 
@@ -194,7 +205,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """Call `call` is done; `digests` answers `Hash`, `sizes` `Measure` and `Armed`.
+    """Call `call` is done; `digests` answers `Hash`, `sizes` `Measure`, `Reach` and `Armed`.
 
     `fds` are descriptors that came along, as the receiver knows them: they never travel as numbers.
     """
@@ -230,5 +241,6 @@ Request = (
     | Hash
     | Allocate
     | Measure
+    | Reach
 )
 Reply = Ready | Done | Failed

@@ -162,6 +162,10 @@ class ExecutorPool:
         free, total = (await self._ask(m.Measure, 0)).sizes
         return free, total
 
+    async def reach(self, devices: Sequence[str]) -> tuple[int, ...]:
+        """Of each of these other GPUs `HIDDEN`, `NO_ACCESS` or `OPEN`; raises as `allocate`."""
+        return (await self._ask(partial(m.Reach, devices=tuple(devices)), 0)).sizes
+
     async def _ask(self, make: Callable[[int], Request], nbytes: int) -> Done:
         """Asks one executor something that touches no attached memory."""
         self._check_open()

@@ -26,11 +26,11 @@ from worldmove.hosting.host import Host
 from worldmove.hosting.matching import RETRY_AFTER_MS
 from worldmove.hosting.memory import Holding
 from worldmove.hosting.slots import Slot
-from worldmove.manifest import validate
+from worldmove.manifest import HOST, validate
 from worldmove.memory.limits import MOVE_DESCRIPTORS, check_descriptors
 from worldmove.node.devices import Devices
-from worldmove.placement import Wanted, changes, placed
-from worldmove.sessions import Berth, SessionBook
+from worldmove.placement import Wanted, changes, placed, travelled
+from worldmove.sessions import Berth, SessionBook, Way
 from worldmove.views import SessionSpec
 
 log = structlog.get_logger(__name__)
@@ -64,6 +64,12 @@ class Admission:
         self._gone = gone
         self._berths: set[Berth] = set()
 
+    async def look(self, hello: m.Hello) -> None:
+        """Before `check`: has executors say which of the source's GPUs they can reach, where that matters."""
+        sources = {region.device for region in hello.manifest.regions if region.device != HOST}
+        if sources and self._choice(hello) in ("auto", "local") and self._near(hello):
+            await self._services.reaches.ask(sources, time.monotonic())
+
     def check(self, hello: m.Hello) -> str:
         """Whether the session could come now; reserves nothing.
 
@@ -85,7 +91,7 @@ class Admission:
         if not wanted.elsewhere:
             self._check_away(hello.session_id)
         standby = self._standby(hello, wanted)
-        return self._path(hello, standby.holding if standby is not None else None)[0]
+        return self._way(hello, standby.holding if standby is not None else None).path
 
     async def admit(self, hello: m.Hello) -> Berth:
         """Reserves a berth and a share of the line; a standby's workers have all answered by then.
@@ -100,6 +106,7 @@ class Admission:
         """
         await self._gone(hello.session_id, self._settings.peer_timeout_ms / 1000)
         await self._returned(hello)
+        await self.look(hello)
         path, wanted = self.check(hello), self._wanted(hello)
         self._intake.admit(hello, path)
         try:
@@ -121,7 +128,7 @@ class Admission:
         return self._berth(slot, hello, bare=True)
 
     def _berth(self, slot: Slot, hello: m.Hello, *, bare: bool) -> Berth:
-        berth = Berth(slot, self._path(hello, slot.holding), hello, self._book, bare=bare)
+        berth = Berth(slot, self._way(hello, slot.holding), hello, self._book, bare=bare)
         self._berths.add(berth)
         berth.over.add_done_callback(lambda _: self._berths.discard(berth))
         return berth
@@ -206,22 +213,33 @@ class Admission:
             retry_after_ms=RETRY_AFTER_MS,
         )
 
-    def _path(self, hello: m.Hello, memory: Holding | None) -> tuple[str, bool]:
-        """How the bytes come, and whether staged lanes are wanted in case that fails.
+    def _choice(self, hello: m.Hello) -> str:
+        return hello.path if hello.path != "auto" else self._settings.path
 
-        Without `memory` to which they go nothing is known of its devices yet.
-        """
-        wanted = hello.path if hello.path != "auto" else self._settings.path
+    def _near(self, hello: m.Hello) -> bool:
+        """Whether the source's descriptors can come here."""
         one_host = hello.boot_id == self._boot_id and hello.socket is not None
         # Descriptors travel between PID namespaces, handles of CUDA do not.
         spaces = {r.source.pid_namespace for r in hello.manifest.regions if r.source.kind == "cuda-ipc"}
         one_host = one_host and spaces <= {pid_namespace()}
-        near = one_host and FilePath(hello.socket or "").is_socket()
+        return one_host and FilePath(hello.socket or "").is_socket()
+
+    def _way(self, hello: m.Hello, memory: Holding | None) -> Way:
+        """How the bytes come, and whether staged lanes are wanted in case that fails.
+
+        Without `memory` to which they go nothing is known of its devices but what the move asks for.
+        """
+        wanted, near, reaches = self._choice(hello), self._near(hello), self._services.reaches
+        there = placed(hello.manifest, self._wanted(hello).devices) if memory is None else memory.manifest
+        pairs = travelled(hello.manifest, there)
+        apart = reaches.why_not(pairs, time.monotonic()) if near else ""
         if wanted == "local" and not near:
             raise ValidationError(
                 "path 'local' needs both nodes on one host with a shared run_dir; allowed: auto, staged",
                 field="path",
             )
+        if wanted == "local" and apart:
+            raise ValidationError(f"path 'local' cannot be had: {apart}; allowed: auto, staged", field="path")
         direct = hello.direct and (
             memory is None or directing.fits(hello.manifest, memory, self._services.direct)
         )
@@ -232,15 +250,17 @@ class Admission:
                 field="path",
             )
         if wanted != "auto":
-            return wanted, False
-        return ("local", False) if near else self._far(hello, direct=direct and memory is not None)
+            return Way(wanted)
+        if near and not apart:
+            return Way("local", in_case=not reaches.proven(pairs))
+        return self._far(hello, apart, direct=direct and memory is not None)
 
-    def _far(self, hello: m.Hello, *, direct: bool) -> tuple[str, bool]:
+    def _far(self, hello: m.Hello, reason: str, *, direct: bool) -> Way:
         """The better of the ways between hosts: what is not known of one is measured when it is opened.
 
         Staged lanes are wanted, too, also where it is known: what fails before the pause shall cost no move.
         """
         known = self._services.direct_rates.of(hello.source, time.monotonic())
         if not direct or (known is not None and known < directing.floor(self._settings)):
-            return "staged", False
-        return "direct", True
+            return Way("staged", reason=reason)
+        return Way("direct", in_case=True, reason=reason)

@@ -231,7 +231,7 @@ class Moves:
             raise FramingError("the first message must be the hello of the move in the address")
         refusal = impossible(hello)
         if hello.dry_run or refusal is not None:
-            await channel.send(m.encode(refusal or self._verdict(hello)))
+            await channel.send(m.encode(refusal or await self._verdict(hello)))
             return
         if not self._roster.may_open(hello.move_id, within=hello.source == self._services.claim.name):
             raise UnauthorizedError(f"move {hello.move_id!r} was opened before, or never asked for here")
@@ -252,8 +252,9 @@ class Moves:
             self._metrics.rejected(error.code)
             raise
 
-    def _verdict(self, hello: m.Hello) -> m.Message:
+    async def _verdict(self, hello: m.Hello) -> m.Message:
         try:
+            await self._admission.look(hello)
             path = self._admission.check(hello)
             verdict = self._services.intake.judge(hello, path)
         except WorldMoveError as error:

@@ -41,6 +41,7 @@ from worldmove.node.showing import boot_id, lane_views, peer_nodes, standby_view
 from worldmove.node.snapshots import Snapshots
 from worldmove.node.tenure import Tenure
 from worldmove.outlet import Outlet
+from worldmove.reaching import Reaches
 from worldmove.sessions import Session, SessionBook
 from worldmove.tasks import Tasks
 from worldmove.tls import NodeTls
@@ -169,6 +170,7 @@ class Node(Face):
             lanes=self._lanes,
             direct=self._devices.direct,
             direct_rates=DirectRates(),
+            reaches=Reaches(self._executors.gpus),
             rings=self._devices.rings,
             executors=self._executors,
             intake=self._intake,

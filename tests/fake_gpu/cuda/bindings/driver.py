@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import os
 import struct
+import uuid
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,17 @@ _NOTHING = 0
 _ROOM = os.environ.get("IMAGINED_ROOM", "")
 """Processes of one room share the GPUs' memory: what one holds the others lack."""
 _LOSSES = os.environ.get("IMAGINED_LOST", "")
+_PEERS = os.environ.get("IMAGINED_PEERS", "")
+"""`none`: no GPU has access to the other's memory; `denied`: that is only seen when it is to be mapped."""
+_GIVEN = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+_seen = [
+    number
+    for number in range(COUNT)
+    if "GPU-" not in _GIVEN or f"GPU-{uuid.UUID(bytes=bytes([number + 1]) * 16)}" in _GIVEN.split(",")
+]
+"""Which of the GPUs each ordinal of this process is."""
+_owners = {}
+"""Address of a mapping to the GPU whose memory it is."""
 _current = []
 _allocated = {}
 """Base address to size, descriptor and kind, of what is no virtual memory."""
@@ -125,7 +137,7 @@ def cuInit(_flags):
 
 
 def cuDeviceGetCount():
-    return OK, COUNT
+    return OK, len(_seen)
 
 
 def cuDeviceGet(ordinal):
@@ -145,11 +157,15 @@ def cuDriverGetVersion():
 
 
 def cuDeviceGetUuid(device):
-    return OK, SimpleNamespace(bytes=bytes([device + 1]) * 16)
+    return OK, SimpleNamespace(bytes=bytes([_seen[device] + 1]) * 16)
+
+
+def cuDeviceCanAccessPeer(_device, _other):
+    return OK, int(_PEERS != "none")
 
 
 def cuDeviceGetPCIBusId(_length, device):
-    return OK, f"0000:0{device}:00.0".encode() + b"\0\0"
+    return OK, f"0000:0{_seen[device]}:00.0".encode() + b"\0\0"
 
 
 def cuDeviceTotalMem(_device):
@@ -182,7 +198,14 @@ def cuMemGetInfo():
 
 
 def _name(ordinal):
-    return f"imagined-gpu-{ordinal}-{_ROOM}"
+    return f"imagined-gpu-{_seen[ordinal]}-{_ROOM}"
+
+
+def _owner(fd):
+    """The GPU whose memory a descriptor is; `None`: it is something else, or of one that is not seen."""
+    name = str(Path(f"/proc/self/fd/{fd}").readlink())
+    found = int(name.split("-")[2]) if name.startswith("/memfd:imagined-gpu-") else None
+    return found if found in _seen else None
 
 
 def _used(ordinal):
@@ -219,7 +242,7 @@ def cuMemExportToShareableHandle(handle, _kind, _flags):
 
 
 def cuMemImportFromShareableHandle(fd, _kind):
-    if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("/memfd:imagined-gpu"):
+    if _owner(fd) is None:
         return INVALID, None
     return OK, os.dup(fd)
 
@@ -239,17 +262,19 @@ def cuMemMap(address, size, _offset, handle, _flags):
     if size != os.fstat(handle).st_size:
         return (INVALID,)
     _libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED, handle, 0)
+    _owners[address] = _owner(handle)
     return (OK,)
 
 
-def cuMemSetAccess(_address, _size, _access, _count):
-    return (OK,)
+def cuMemSetAccess(address, _size, access, _count):
+    return (INVALID,) if _PEERS and _owners[address] != _seen[access[0].location.id] else (OK,)
 
 
 def cuMemUnmap(address, size):
     if lost():
         return (LOST,)
     _libc.mmap(address, size, _NOTHING, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED, -1, 0)
+    del _owners[address]
     return (OK,)
 
 
