@@ -39,10 +39,11 @@ demo: setup ## two nodes, one living world: watch it move there and back, bit fo
 	$(BIN)/worldmove demo $(ARGS)
 
 # A test process that crashes is not replaced: with whole files handed out, the run would wait for ever. What
-# hangs all the same ends after TEST_SECONDS, which is three times what the suite takes.
+# hangs all the same ends after TEST_SECONDS, which is three times what the suite takes; without --foreground,
+# Ctrl-C would not reach the tests.
 test: setup ## the whole suite; the last lines say how many tests were skipped
-	timeout --kill-after=30 $(TEST_SECONDS) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile \
-		--no-loadscope-reorder --max-worker-restart=0 $(ARGS)
+	timeout --foreground --kill-after=30 $(TEST_SECONDS) $(BIN)/python -m pytest -n $(TEST_PROCESSES) \
+		--dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(ARGS)
 
 lint: setup ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff check .
