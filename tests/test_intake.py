@@ -20,6 +20,7 @@ from worldmove.granting.pauses import Need
 from worldmove.intake import STALE_S, STOP_S, Intake
 from worldmove.manifest import LeafMap, Manifest, Region, Span
 from worldmove.paths import Path
+from worldmove.probing import Probe
 
 HORIZON_S = 0.25
 HELLO_LIVE = msgspec.structs.replace(
@@ -223,6 +224,27 @@ def test_lanes_that_are_not_given_back_yet_count() -> None:
         node.admit(hellos[16], "staged")
     node.over(hellos[0].move_id)
     node.admit(hellos[16], "staged")
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("how", ["came", "over"])
+async def test_a_move_that_has_ended_when_its_path_is_measured_is_promised_nothing_anew(
+    monkeypatch: pytest.MonkeyPatch, when: str, how: str
+) -> None:
+    """Nobody would take that promise back: its session has asked for the next move, or all of it is gone."""
+    node, path = intake(), Bare("local")
+    manifest = msgspec.structs.replace(HELLO.manifest, regions=(Region("k", "uint8", (8 << 20,)),))
+    node.admit(msgspec.structs.replace(hasty(0, "world"), manifest=manifest), "direct")
+
+    async def measured_late(*_args: object) -> Probe:
+        getattr(node, how)("move-0")
+        return Probe(1, 1.0, 5e8, 0.0)
+
+    monkeypatch.setattr("worldmove.intake.probe", measured_late)
+    if when == "before":
+        getattr(node, how)("move-0")
+    await node.confirm("move-0", cast("Path", path), LeafMap(manifest.regions))
+    assert node.reserved == 0
 
 
 async def test_what_was_promised_before_a_path_was_known_is_promised_anew() -> None:

@@ -165,7 +165,7 @@ class Intake:
             WorldMoveError: the path is lost.
         """
         taken, now = self._taken.get(move_id), time.monotonic()
-        if taken is None:
+        if taken is None or taken.came:
             return
         if path.name != taken.path:
             self._take_over(move_id, taken, path.name)
@@ -179,7 +179,7 @@ class Intake:
         else:
             with self.gate.pace.probed() if taken.path == "staged" else contextlib.nullcontext():
                 found = await probe(path, leaf_map)
-        if found.rate is None:
+        if found.rate is None or taken.came:  # meanwhile: whoever came promises nothing anew
             return
         now = time.monotonic()
         self.rates.note(names.path_name(taken.path, taken.source), found.rate, now)
