@@ -241,6 +241,23 @@ async def test_a_closed_transport_leaves_nothing_of_ucx_to_the_collector(ended: 
         gc.enable()
 
 
+async def test_who_calls_while_a_transport_is_closed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that comes into being then would be ended by nobody before the worker goes."""
+
+    async def known(host: str) -> str:
+        return host
+
+    monkeypatch.setattr("worldmove.transport.ucx_transport._address", known)
+    one, other = UcxTransport(), UcxTransport()
+    _, _, listener = await join(one, other)
+    closing = asyncio.gather(
+        one.close(), one.connect("127.0.0.1", listener.port, 5.0), return_exceptions=True
+    )
+    _, called = await closing
+    assert isinstance(called, ConnectionLostError)
+    await other.close()
+
+
 async def test_a_closed_transport_says_so(make: Callable[[], Transport]) -> None:
     transport = make()
     listener = await transport.listen()

@@ -113,6 +113,8 @@ class UcxTransport:
             raise DeadlineError(f"{host}:{port} did not answer within {deadline_s} s") from None
 
     async def _call(self, address: str, port: int) -> UcxConnection:
+        if self._stopping:  # `close` has ended all that were there, and waits only for those
+            raise ConnectionLostError(f"cannot connect to {address}:{port}: the transport is closed")
         connection = self.adopt(self.worker.connect(address, port))
         try:
             await connection.greet()
