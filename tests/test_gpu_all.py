@@ -37,6 +37,8 @@ HANGS = """
 import json, os, pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 pathlib.Path(os.environ["OUT"], "so_far.json").write_text(json.dumps({"figures": {"so far": 7}}))
+for name in (".so_far.json", "half.json"):
+    pathlib.Path(os.environ["OUT"], name).write_text('{"figures"')
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 time.sleep(600)
 """
@@ -106,6 +108,7 @@ def test_a_step_that_overruns_is_ended_with_all_that_it_started_and_keeps_its_re
     step = report["steps"]["hangs"]
     assert (step["outcome"], step["exit"]) == ("overran", None)
     assert step["figures"] == {"so far": 7}
+    assert step["documents"].keys() == {"half.json", "so_far.json"}
     assert step["processes_left"] == 1
     assert report["steps"]["says"]["outcome"] == "held"
 

@@ -28,7 +28,7 @@ import sys
 import time
 from importlib import util
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -160,11 +160,12 @@ def perform(step: Step, seconds: float, out: Path, facts: Report) -> Report:
         code = ended(process, seconds)
         left = clear_away(0.0 if code is None else PATIENCE_S)
         if step.figures:
-            document = read(said)
+            said.seek(0)
+            document = read(said.read())
             write(out / "stdout.json", {**facts, "command": " ".join(shown), "document": document})
     (out / "stdout").unlink()
     outcome = "overran" if code is None else "NOT HELD" if code else "held"
-    documents = {path.name: json.loads(path.read_bytes()) for path in sorted(out.glob("*.json"))}
+    documents = {path.name: read(path.read_bytes()) for path in written(out)}
     result: Report = {
         "outcome": outcome,
         "exit": code,
@@ -180,10 +181,13 @@ def perform(step: Step, seconds: float, out: Path, facts: Report) -> Report:
     return result
 
 
-def read(file: IO[bytes]) -> Any:
+def written(out: Path) -> list[Path]:
+    """Documents in a folder; not those that a step was killed over (`gpu_report.write`)."""
+    return sorted(path for path in out.glob("*.json") if not path.name.startswith("."))
+
+
+def read(text: bytes) -> Any:
     """JSON as it is, or the last words of what should have been JSON."""
-    file.seek(0)
-    text = file.read()
     try:
         return json.loads(text)
     except ValueError:
