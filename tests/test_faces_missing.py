@@ -70,9 +70,7 @@ def test_a_demo_on_gpus_whose_pytorch_sees_none(tmp_path: Path, cuda: str | None
     assert word in said(*demo(tmp_path, "--gpu"), path=tmp_path)
 
 
-@pytest.mark.parametrize(
-    "command", ["demo --gpu", "bench path --gpu", "bench delta --gpu", "bench digest --gpu"]
-)
+@pytest.mark.parametrize("command", ON_GPUS)
 def test_no_cupy(tmp_path: Path, command: str) -> None:
     words = command.split()
     given = demo(tmp_path, *words[1:]) if words[0] == "demo" else words
@@ -81,9 +79,7 @@ def test_no_cupy(tmp_path: Path, command: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "command", ["demo --gpu", "bench path --gpu", "bench delta --gpu", "bench digest --gpu"]
-)
+@pytest.mark.parametrize("command", ON_GPUS)
 def test_no_gpu(tmp_path: Path, command: str) -> None:
     words = command.split()
     given = demo(tmp_path, *words[1:]) if words[0] == "demo" else words
