@@ -123,6 +123,7 @@ def _compare(data, count, seed, wrong):
 
 
 def _copy_runs(data, _count, _tiles):
+    cuda.linger()
     runs = data.array.view(_runs.RUN)
     # As on a device, where runs of one launch go on at once: the order in which they are given is no help.
     _runs.copy_runs(runs[::-1])
