@@ -1,4 +1,4 @@
-"""A node that lends live rounds a share of the time: whole moves, and what their receipts say of them."""
+"""A node that lends live rounds a share of the time: whole moves, and what receipts say of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def slowness(one: RoundView) -> float:
 
 
 def test_live_rounds_have_their_share_of_the_time_and_the_pause_has_all_of_it(fleet: Fleet) -> None:
-    """The last round says what a byte takes; at a node that lends all of the time, live ones take the same."""
+    """The last round says what a byte takes; where all of the time is lent, live ones take as long."""
     world = Traveller(fleet, "w", REGIONS, share=2)
     for to, least, most in (("B", 0.6 / SHARE, 1.5 / SHARE), ("A", 0.5, 1.6)):
         standing = world.stand_by(to)
