@@ -8,11 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 from gpu_kit import GPUS, one_each, programs
+from machine_kit import HELLO
 
 from worldmove.bench.moves import shuttle
 from worldmove.bench.nodes import RunningNode, running_nodes
@@ -20,6 +22,7 @@ from worldmove.client import AsyncClient
 from worldmove.errors import MoveAbortedError, ProcessLostError, ValidationError
 from worldmove.executor.messages import HIDDEN, NO_ACCESS, OPEN
 from worldmove.manifest import Manifest, Region
+from worldmove.node.admitting import Admission
 from worldmove.reaching import KEPT_S, Reaches
 from worldmove.views import MigrationRequest, SessionSpec
 
@@ -253,3 +256,23 @@ async def test_what_a_move_has_found_counts_more_than_what_was_said() -> None:
     assert not known.why_not(pair, 1.0 + KEPT_S)
     assert not known.refused([("mine", "mine")], "something else", 2.0)
     assert not known.why_not([("mine", "mine")], 2.0)
+
+
+async def test_nothing_is_waited_for_once_a_standby_is_back() -> None:
+    """Executors may take seconds to say what they reach: somebody else would have the standby by then."""
+    order: list[str] = []
+
+    def noted(word: str) -> Any:
+        async def note(*_args: object) -> None:
+            order.append(word)
+
+        return note
+
+    node: Any = SimpleNamespace(
+        look=noted("look"), _gone=noted("gone"), _returned=noted("returned"), _reserve=noted("reserve")
+    )
+    node._settings = SimpleNamespace(peer_timeout_ms=1000.0)
+    node._intake = SimpleNamespace(admit=lambda _hello, path: order.append(path))
+    node.check, node._wanted = lambda _hello: "local", lambda _hello: None
+    await Admission.admit(node, HELLO)
+    assert order == ["look", "gone", "returned", "local", "reserve"]

@@ -104,9 +104,9 @@ class Admission:
             InadmissibleError, GateFullError: it could not finish in time; see `Intake.admit`.
             WorldMoveError: as `check`.
         """
-        await self._gone(hello.session_id, self._settings.peer_timeout_ms / 1000)
-        await self._returned(hello)
         await self.look(hello)
+        await self._gone(hello.session_id, self._settings.peer_timeout_ms / 1000)
+        await self._returned(hello)  # last: a standby that is back may be gone again a moment later
         path, wanted = self.check(hello), self._wanted(hello)
         self._intake.admit(hello, path)
         try:
