@@ -28,14 +28,14 @@ def driver_present() -> bool:
     return any(path.exists() for path in DRIVERS)
 
 
-async def probe() -> list[DeviceInfo]:
-    """The GPUs of this machine that its processes can see.
+async def ask(module: str) -> bytes:
+    """What a module of ours writes to stdout, in a process of its own.
 
     Raises:
-        DeviceError: CUDA's driver can't be used; the program's last words stand in the message.
+        DeviceError: it fails, and its last words stand in the message; or it takes longer than `PROBE_S`.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "worldmove.cuda.probe"),
+        *(sys.executable, "-m", module),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -44,14 +44,28 @@ async def probe() -> list[DeviceInfo]:
     try:
         async with asyncio.timeout(PROBE_S):
             answer, errors = await process.communicate()
-    except BaseException:
+    except TimeoutError:
+        raise DeviceError(f"no answer within {PROBE_S:g} s") from None
+    finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-        raise
     if process.returncode != 0:
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        raise DeviceError(f"GPUs cannot be listed: {last[0][:500]}")
+        raise DeviceError(last[0][:500])
+    return answer
+
+
+async def probe() -> list[DeviceInfo]:
+    """The GPUs of this machine that its processes can see.
+
+    Raises:
+        DeviceError: CUDA's driver can't be used; the program's last words stand in the message.
+    """
+    try:
+        answer = await ask("worldmove.cuda.probe")
+    except DeviceError as error:
+        raise DeviceError(f"GPUs cannot be listed: {error.message}") from error
     return msgspec.json.decode(answer, type=list[DeviceInfo])
 
 

@@ -8,11 +8,11 @@ CUDA.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from importlib.util import find_spec
 
-from worldmove.errors import ConfigError
+from worldmove.cuda.probe import ask
+from worldmove.errors import ConfigError, DeviceError
 
 MISSING = "the video world needs PyTorch: pip install 'worldmove[torch]', or the stack's own build"
 
@@ -31,17 +31,10 @@ async def check(*, gpu: bool) -> None:
 
 
 async def _asked() -> str:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "worldmove.demo.video.ready"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    answer, errors = await process.communicate()
-    if not process.returncode:
-        return answer.decode().strip()
-    last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-    return f"PyTorch can't be loaded: {last[0][:500]}"
+    try:
+        return (await ask("worldmove.demo.video.ready")).decode().strip()
+    except DeviceError as error:
+        return f"PyTorch can't be loaded: {error.message}"
 
 
 def reason() -> str:
