@@ -70,6 +70,26 @@ def test_a_move_that_could_not_even_alone_says_why(condition: str, asked: Demand
     assert "_ms is" in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("condition", "asked"),
+    [
+        ("converges", demand(dirty_rate=40.0 * MB)),
+        ("deadline", demand(deadline_s=4.0)),
+    ],
+)
+def test_live_rounds_that_have_a_share_of_the_time_bring_a_share_of_the_bytes(
+    condition: str, asked: Demand
+) -> None:
+    """The pause has all of it, and so has a move that is not live."""
+    assert judge(asked, supply()).admissible
+    verdict = judge(asked, supply(live_share=0.25))
+    assert (verdict.admissible, verdict.condition) == (False, condition)
+    assert verdict.available["bytes_per_s"] == pytest.approx(125 * MB / 4)
+    assert verdict.required["send_ms"] == pytest.approx(verdict.required["delta_bytes"] / 125e3)
+    standing = demand(live=False, horizon_s=2.0)
+    assert judge(standing, supply(live_share=0.25)) == judge(standing, supply())
+
+
 def test_a_full_gate_says_when_there_will_be_room() -> None:
     verdict = judge(demand(), supply(), share=15.0 * MB)
     assert (verdict.code, verdict.condition) == ("gate-full", "deadline")

@@ -43,8 +43,10 @@ def asked(number: int) -> m.Hello:
     return msgspec.structs.replace(HELLO_LIVE, move_id=f"move-{number}", session_id=f"world-{number}")
 
 
-def intake() -> Intake:
-    return Intake(Settings(name="B", ledger="sqlite:///unused", run_dir=FilePath("unused")))
+def intake(live_share: float = 1.0) -> Intake:
+    return Intake(
+        Settings(name="B", ledger="sqlite:///unused", run_dir=FilePath("unused"), live_share=live_share)
+    )
 
 
 @pytest.mark.parametrize(("name", "value"), HOPELESS)
@@ -63,6 +65,16 @@ def test_a_bad_sample_refuses_only_while_it_is_fresh(name: str, value: float) ->
     old.rates.note(name, value, now)
     with pytest.raises(InadmissibleError):
         old.admit(HELLO_LIVE, "staged")
+
+
+def test_what_a_node_lends_to_live_rounds_counts_in_its_verdicts() -> None:
+    rates = []
+    for share in (1.0, 0.25):
+        node = intake(share)
+        node.rates.note(names.path_name("local", HELLO.source), 1e8, time.monotonic())
+        rates.append(node.judge(HELLO_LIVE, "local").available["bytes_per_s"])
+    assert rates[0] > 0.9e8
+    assert rates[1] == 0.25e8
 
 
 def arrival(node: Intake) -> Arrival:

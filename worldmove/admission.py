@@ -1,7 +1,8 @@
 """Whether a move can finish inside its horizon and deadline: the three conditions, every term by name; pure.
 
 With S bytes of state, d bytes to send per second of generating, D the deadline, H the horizon and
-`B_eff = min(path, egress, share of the receiver's line that is promised to nobody, digest rates)`:
+`B_eff = min(path, egress, share of the receiver's line that is promised to nobody, digest rates)`, where live
+rounds have of the path what the receiver's `live_share` leaves of the time:
 
 * it converges: `B_eff > d`; or all of the state can go while the world stands, after two rounds for nothing,
 * the pause fits: `S/V_source + delta/B + S/V_destination + commit + resume + blocked <= H`. A pausing move
@@ -57,6 +58,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
         egress: what the source may send.
         source_digest: how fast the source reads its state into a table.
         destination_digest: how fast the destination reads it back.
+        live_share: of the time, in which live rounds may bring bytes.
         open_s: until the path is open.
         commit_s: to write the record.
         resume_s: until the standby may generate.
@@ -76,6 +78,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
     egress: float | None = None
     source_digest: float | None = None
     destination_digest: float | None = None
+    live_share: float = 1.0
     open_s: float = 0.0
     commit_s: float = 0.0
     resume_s: float = 0.0
@@ -91,6 +94,12 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
     def full_rate(self) -> float:
         """Bytes per second of a move that has the whole line."""
         return _least(self.path, self.line, self.egress)
+
+    @property
+    def live_rate(self) -> float:
+        """The same while its world generates: the path rests for a part of the time."""
+        path = None if self.path is None else self.path * self.live_share
+        return _least(path, self.line, self.egress)
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,8 +170,8 @@ def pause_of(demand: Demand, supply: Supply, delta_bytes: float | None = None) -
     whole, rate = float(demand.state_bytes), supply.full_rate
     source_s = whole / _or_inf(supply.source_digest)
     if delta_bytes is None:
-        dirty = demand.dirties
-        series = dirty * (demand.block_s + source_s) / (1 - dirty / rate) if dirty < rate else whole
+        dirty, live = demand.dirties, supply.live_rate
+        series = dirty * (demand.block_s + source_s) / (1 - dirty / live) if dirty < live else whole
         delta_bytes = min(whole, series) if demand.live else whole
     return Pause(
         delta_bytes=delta_bytes,
@@ -221,7 +230,7 @@ def _judge(demand: Demand, supply: Supply, share: float) -> Verdict:
         return found
     whole = pause_of(demand, supply, float(demand.state_bytes))
     other = _judge_as(demand, supply, share, whole, converges=False)
-    hopeful = found.condition != "converges" and demand.dirties < supply.full_rate
+    hopeful = found.condition != "converges" and demand.dirties < supply.live_rate
     return found if hopeful and not other.admissible else other
 
 
@@ -231,7 +240,8 @@ def _judge_as(demand: Demand, supply: Supply, share: float, pause: Pause, *, con
     copied = (whole if converges else ROUNDS * whole) + pause.delta_bytes if demand.live else whole
     stops = _stops(demand, supply, _longest(demand, supply, pause))
     used = _used(demand, supply, stops, copied)
-    rate = min(supply.full_rate, share * used, _least(supply.source_digest, supply.destination_digest))
+    alone = supply.live_rate if demand.live else supply.full_rate
+    rate = min(alone, share * used, _least(supply.source_digest, supply.destination_digest))
     needed = copied / span_s + dirty if span_s > 0 else inf
     total_s = demand.deadline_s - span_s + (copied / (rate - dirty) if rate > dirty else inf)
     failed = _failed(demand, pause, total_s, converges=converges and rate > dirty)

@@ -102,7 +102,7 @@ class Intake:
             )
         )
         self._lanes_each, self._lane_wait = settings.lanes, lane_wait
-        self._open_to_all = settings.gate == "off"
+        self._open_to_all, self._live_share = settings.gate == "off", settings.live_share
         self.rejected: Counter[str] = Counter()
         self._most_moves = max(MOST_LANES // settings.lanes, 1)
         self._books = {"staged": Promises(), "local": Promises(), "direct": Promises()}
@@ -334,7 +334,6 @@ class Intake:
         rate = measured.rate(names.path_name(path, hello.source), now, within_s)
         line = measured.rate(names.LINE, now, within_s) if path == "staged" else rate
         # The source reads its state in every move: when it last did, the path was measured, too.
-        old = rate is None and within_s < inf
         if self.gate.rate is not None and path == "staged":
             line = self.gate.rate if line is None else min(line, self.gate.rate)
         gated = line if path == "staged" else None
@@ -342,7 +341,8 @@ class Intake:
             path=rate,
             line=line,
             egress=terms.egress_bytes_per_s if path == "staged" else None,
-            source_digest=None if old else terms.digest_bytes_per_s,
+            source_digest=None if rate is None and within_s < inf else terms.digest_bytes_per_s,
+            live_share=self._live_share,
             destination_digest=measured.rate(names.digest_name("destination", hello.manifest), now, within_s),
             open_s=self._open_s(path, measured.usual(names.OPEN, now, within_s) or 0.0),
             commit_s=measured.tail(names.COMMIT, now, within_s) or 0.0,
