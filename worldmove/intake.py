@@ -333,7 +333,6 @@ class Intake:
         measured, terms = self.rates, hello.terms or m.Terms()
         rate = measured.rate(names.path_name(path, hello.source), now, within_s)
         line = measured.rate(names.LINE, now, within_s) if path == "staged" else rate
-        # The source reads its state in every move: when it last did, the path was measured, too.
         if self.gate.rate is not None and path == "staged":
             line = self.gate.rate if line is None else min(line, self.gate.rate)
         gated = line if path == "staged" else None
@@ -341,6 +340,7 @@ class Intake:
             path=rate,
             line=line,
             egress=terms.egress_bytes_per_s if path == "staged" else None,
+            # The source reads its state in every move: when it last did, the path was measured, too.
             source_digest=None if rate is None and within_s < inf else terms.digest_bytes_per_s,
             live_share=self._live_share,
             destination_digest=measured.rate(names.digest_name("destination", hello.manifest), now, within_s),
