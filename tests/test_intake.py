@@ -16,6 +16,7 @@ from worldmove import rates as names
 from worldmove.arrival import Arrival
 from worldmove.config import Settings
 from worldmove.errors import GateFullError, InadmissibleError
+from worldmove.gate import Gate
 from worldmove.granting.pauses import Need
 from worldmove.intake import STALE_S, STOP_S, Intake
 from worldmove.manifest import LeafMap, Manifest, Region, Span
@@ -236,6 +237,20 @@ def test_lanes_that_are_not_given_back_yet_count() -> None:
         node.admit(hellos[16], "staged")
     node.over(hellos[0].move_id)
     node.admit(hellos[16], "staged")
+
+
+async def test_a_move_that_goes_staged_instead_is_owed_no_more_than_the_line_brings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not probed while others come by it; what it writes until its deadline would be all of theirs."""
+    node, path = intake(), Bare("staged")
+    node.rates.note(names.LINE, 5e8, time.monotonic())
+    node.admit(hasty(0, "world"), "local")
+    assert node.reserved > 5e8
+    monkeypatch.setattr(Gate, "busy", True)
+    await node.confirm("move-0", cast("Path", path), LeafMap(HELLO.manifest.regions))
+    assert 0 < node.reserved < 5e8
+    node.admit(hasty(1, "other"), "staged")
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])

@@ -206,10 +206,15 @@ class Intake:
         return [one for one in self._taken.values() if not one.came]
 
     def _take_over(self, move_id: str, taken: Taken, path: str) -> None:
-        """Another path was opened than the move was taken on for: nothing is known of it in this move."""
+        """Another path was opened than the move was taken on for: all that is known of it is its line."""
+        known = (self.gate.rate, self.rates.rate(names.LINE, time.monotonic()))
+        line = min((rate for rate in known if rate), default=None) if path == "staged" else None
         self._books[taken.path].drop(move_id)
+        taken.path, taken.supply = path, msgspec.structs.replace(taken.supply, path=None, line=line)
+        # While others come by it, it is not probed: what it was promised before could be all of theirs.
+        if line is not None and (verdict := judge(taken.demand, taken.supply)).admissible:
+            taken.verdict = verdict
         self._books[path].promise(move_id, taken.verdict, taken.began)
-        taken.path, taken.supply = path, msgspec.structs.replace(taken.supply, path=None)
 
     async def turn(self, move_id: str) -> None:
         """Waits until the move may stop its world (`Gate.turn`)."""
@@ -295,15 +300,9 @@ class Intake:
     def shown(self) -> dict[str, Any]:
         """What `views.NodeView` shows of it."""
         now = time.monotonic()
-        found = {}
-        for name in self.rates.names:
-            timed = name in names.TIMES
-            value = self.rates.tail(name, now) if timed else self.rates.rate(name, now)
-            if value is not None:
-                found[name] = value
         return {
             "gate": self.gate.view(),
-            "measured": found,
+            "measured": self.rates.found(now),
             "reserved_bytes_per_s": self.reserved,
             "rejected": dict(self.rejected),
         }

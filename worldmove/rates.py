@@ -134,3 +134,10 @@ class Rates:
     def names(self) -> tuple[str, ...]:
         """What was measured at all."""
         return tuple(self._windows)
+
+    def found(self, now: float) -> dict[str, float]:
+        """What can be counted on, by name: of times the longest, of rates the lowest."""
+        all_of_it = {
+            name: self.tail(name, now) if name in TIMES else self.rate(name, now) for name in self.names
+        }
+        return {name: value for name, value in all_of_it.items() if value is not None}
