@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -13,8 +15,9 @@ from worldmove.soak import report
 from worldmove.soak import run as soak
 from worldmove.soak.plan import LEADS, Step, steps
 from worldmove.soak.story import Story
-from worldmove.soak.usage import Usage
+from worldmove.soak.usage import LANE_DEVICE_BYTES, Usage, device_bytes
 from worldmove.soak.world import SoakWorld, regions, twin
+from worldmove.views import NodeView
 
 USAGE = Usage(9, 9, 9, 9, 9, 9, 1, 0, 1, 9, 1000, 0, 10_000)
 
@@ -133,6 +136,23 @@ def test_growth_is_noticed(field: str, more: int) -> None:
     assert USAGE.grown(USAGE) == []
     (found,) = USAGE._replace(**{field: getattr(USAGE, field) + more}).grown(USAGE)
     assert field in found
+
+
+def on_gpu(used_bytes: int, lanes: int) -> NodeView:
+    """What is looked at of a node's view."""
+    gpu = SimpleNamespace(kind="cuda", total_bytes=used_bytes + 7, free_bytes=7)
+    kinds = ["tcp", *["direct"] * lanes]
+    return cast(
+        "NodeView", SimpleNamespace(devices=[gpu], lanes=[SimpleNamespace(kind=one) for one in kinds])
+    )
+
+
+def test_a_direct_lane_of_whatever_node_is_no_growth_on_a_device() -> None:
+    before = device_bytes(on_gpu(1000 + 2 * LANE_DEVICE_BYTES, 1), [on_gpu(0, 1)])
+    assert before == 1000
+    assert device_bytes(on_gpu(1000 + 3 * LANE_DEVICE_BYTES, 2), [on_gpu(0, 1)]) == before
+    assert device_bytes(on_gpu(1000 + 3 * LANE_DEVICE_BYTES, 1), [on_gpu(0, 2)]) == before
+    assert device_bytes(on_gpu(1001 + 2 * LANE_DEVICE_BYTES, 1), [on_gpu(0, 1)]) == before + 1
 
 
 def done(number: int, fault: str, result: report.Result, *, fired: bool = True) -> report.Done:

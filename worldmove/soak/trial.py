@@ -98,10 +98,16 @@ class Trial:
         Raises:
             DeadlineError: it did not come to that.
         """
-        for name, view in (await self._stage.calm()).items():
+        views = await self._stage.calm()
+        for name, view in views.items():
             node = self._stage.nodes[name]
             self._before[name, node.life] = Usage.of(node.pid, view)
-            self._on_devices[name] = device_bytes(view)
+            self._on_devices[name] = device_bytes(view, [views[other] for other in self._beside(name)])
+
+    def _beside(self, name: str) -> list[str]:
+        """Other nodes that use the same GPU."""
+        nodes, device = self._stage.nodes, self._stage.nodes[name].device
+        return [other for other in nodes if other != name and nodes[other].device == device != HOST]
 
     def lose(self, text: str) -> None:
         """The fleet did not come back: says so, with the ends of the nodes' logs."""
@@ -209,7 +215,8 @@ class Trial:
                 self._before[key] = now
             grown = now.grown(self._before[key])
             # Of all lives of the node: its death leaves nothing on a device.
-            if (used := device_bytes(view)) > self._on_devices[name] + DEVICE_SPARE_BYTES:
+            beside = [await self._stage.nodes[other].client.node() for other in self._beside(name)]
+            if (used := device_bytes(view, beside)) > self._on_devices[name] + DEVICE_SPARE_BYTES:
                 grown.append(f"device bytes: {used}, before {self._on_devices[name]}")
             if not grown:
                 return

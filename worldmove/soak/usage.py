@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,11 +90,16 @@ class Usage(NamedTuple):
         return found
 
 
-def device_bytes(view: NodeView) -> int:
-    """Memory in use on a node's GPUs, by whatever process, less what its direct lanes may take."""
-    lanes = sum(lane.kind == "direct" for lane in view.lanes) * LANE_DEVICE_BYTES
+def device_bytes(view: NodeView, beside: Iterable[NodeView] = ()) -> int:
+    """Memory in use on a node's GPUs, by whatever process, less what direct lanes may take.
+
+    Args:
+        view: of the node.
+        beside: of others that use the same GPUs.
+    """
+    lanes = sum(lane.kind == "direct" for one in (view, *beside) for lane in one.lanes)
     used = sum(device.total_bytes - device.free_bytes for device in view.devices if device.kind == "cuda")
-    return used - lanes
+    return used - lanes * LANE_DEVICE_BYTES
 
 
 def _links(pid: int) -> list[str]:
