@@ -44,7 +44,7 @@ class DeviceArena(Arena):
     def __init__(self, nbytes: int, seed: int | None = None) -> None:
         super().__init__(-(-nbytes // GRANULE) * GRANULE, seed)
         os.close(self.fd)
-        self.fd = os.memfd_create("imagined-gpu", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("imagined-gpu-0-test", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, self.nbytes)
         os.pwrite(self.fd, self.bytes.tobytes() if seed is not None else b"", 0)
         self.bytes = np.memmap(f"/proc/self/fd/{self.fd}", dtype=np.uint8, mode="r+")
