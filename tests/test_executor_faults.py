@@ -14,7 +14,7 @@ from executor_kit import MB, Arena, Events, executors, expected
 from memory_kit import ended, open_descriptors, pattern
 
 from worldmove.digest import LeafTable
-from worldmove.errors import ProcessLostError
+from worldmove.errors import ProcessLostError, ValidationError
 from worldmove.executor.pool import CopyPiece, ExecutorPool, Piece
 
 OWNER = Path(__file__).with_name("executor_owner.py")
@@ -105,6 +105,22 @@ async def test_work_waits_for_the_replacement() -> None:
     arena.close()
 
 
+async def test_who_asks_for_memory_waits_for_the_replacement() -> None:
+    """A standby that registers just after a GPU's executor died must not be sent away."""
+    pool = ExecutorPool(1)
+    await pool.start()
+    os.kill(pool.pids[0], signal.SIGKILL)
+    while pool.pids:  # noqa: ASYNC110 - the executor is there until its end is seen
+        await asyncio.sleep(0.001)
+    with pytest.raises(ProcessLostError):
+        await pool.measure()
+    with pytest.raises(ValidationError, match="knows no Allocate"):
+        await pool.allocate(1)
+    await pool.close()
+    with pytest.raises(ProcessLostError):
+        await pool.allocate(1)
+
+
 async def test_a_stopped_executor_is_found_and_ended() -> None:
     events = Events()
     pool = ExecutorPool(1, stall_s=0.4, on_event=events)
@@ -148,7 +164,7 @@ async def test_a_pool_that_cannot_start_leaves_nothing(monkeypatch: pytest.Monke
     with pytest.raises(ProcessLostError):
         await pool.region_digests(await pool.attach(0, 1, writable=False), [(0, 0)])
     await pool.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 async def test_a_cancelled_start_leaves_nothing() -> None:
@@ -162,7 +178,7 @@ async def test_a_cancelled_start_leaves_nothing() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await pool.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 async def test_closing_finishes_what_is_there() -> None:

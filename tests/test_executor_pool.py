@@ -208,7 +208,7 @@ async def test_detached_memory_is_let_go_everywhere(pool: ExecutorPool) -> None:
     await pool.detach(other.key)
     other.close()
     assert holders(name) == set()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 async def test_a_cancelled_attach_leaves_nothing(pool: ExecutorPool) -> None:

@@ -72,7 +72,7 @@ def test_more_than_the_machine_has_is_refused_before_anything_is_allocated() -> 
         create_arena(1 << 50, name)
     assert caught.value.details["required_bytes"] == 1 << 50
     assert 0 < caught.value.details["available_bytes"] <= machine_memory().total
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     assert holders(name) == set()
 
 
@@ -165,10 +165,10 @@ async def test_arenas_are_made_all_or_none() -> None:
     with pytest.raises(NoMemoryError):
         await mine.allocate([4 * MB, 4 * MB], name)
     assert mine.held == 3 * MB + 1
-    assert open_descriptors() == before + 3
+    assert len(open_descriptors() - before) == 3
     mine.release(3 * MB + 1)
     await free_arenas(fds)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     assert holders(name) == set()
     assert mine.free == 10 * MB
 
@@ -199,7 +199,7 @@ async def test_a_cancelled_allocation_leaves_nothing() -> None:
         await asyncio.gather(*mine._undoing)
         assert mine.held == 0
         assert holders(name) == set()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 async def test_what_is_being_made_counts_already() -> None:

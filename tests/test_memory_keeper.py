@@ -250,7 +250,7 @@ async def test_cancelled_calls_leak_no_descriptor(keeper: Keeper) -> None:
             assert task.cancelled()
         # The answer to a later call comes after the one nobody waits for.
         assert await keeper.keys() == ["k"]
-        assert open_descriptors() == before
+        assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize(

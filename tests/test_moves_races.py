@@ -13,7 +13,9 @@ from fault_kit import SLOW, Arena, Pair, Stage, Usage
 from fleet_kit import Fleet, Node, assert_world, until
 from fleet_node import PATIENCE_S
 
+from worldmove.errors import NotFoundError
 from worldmove.faults.door import order
+from worldmove.manifest import Region
 
 LATE = "ledger-late=2500"
 ORPHAN = "ledger-orphan=400"
@@ -84,6 +86,25 @@ def test_a_commit_or_adoption_whose_reply_is_lost_late_or_repeated(
         assert fired(pair.at) == [f"destination.{phase}.{how}"]
         # A repetition comes while the world is somebody's already: it changes nothing.
         pair.goes_on()
+
+
+def test_a_world_that_has_just_come_can_be_ended(stage: Stage) -> None:
+    """Its move stands in the record until the destination has heard that the source let go."""
+    fleet, regions = stage.fleet, (Region("brief", "uint8", (4096,)),)
+    source, target = fleet.actor("A"), fleet.actor("B")
+    source.register("brief", regions)
+    source.run()
+    arriving = target.wait_for(regions)
+    asyncio.run(order(fleet["B"].run_dir, arm="destination.released.ledger-late=1000"))
+    fleet.moved("brief", "B", live=False)
+    arriving.result(PATIENCE_S)
+    fleet["B"].client.end_session("brief")
+    with pytest.raises(NotFoundError):
+        fleet["B"].client.session("brief")
+    assert fired(fleet["B"]) == ["destination.released.ledger-late=1000"]
+    for actor in (source, target):
+        actor.kill()
+        fleet.actors.remove(actor)
 
 
 @pytest.mark.parametrize("phase", ["verifying", "committed"])

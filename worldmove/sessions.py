@@ -27,17 +27,31 @@ class Session:
 
     Attributes:
         slot: memory and ranks.
-        record: the ledger's record, as this node last saw it.
+        settled: set while no move stands in its record.
         move: the driver of the move away from here, while there is one.
     """
 
     def __init__(self, slot: Slot, record: SessionRecord, book: SessionBook) -> None:
         self.slot = slot
+        self.settled = asyncio.Event()
         self.record = record
         self.move: Any = None
         self._book = book
         self._dirty_rate: float | None = None
         self._dirtied_at = 0.0
+
+    @property
+    def record(self) -> SessionRecord:
+        """The ledger's record, as this node last saw it."""
+        return self._record
+
+    @record.setter
+    def record(self, record: SessionRecord) -> None:
+        self._record = record
+        if record.phase in ("owned", "ended"):
+            self.settled.set()
+        else:
+            self.settled.clear()
 
     @property
     def dirty_rate(self) -> float | None:

@@ -6,6 +6,7 @@ Everything is decided synchronously on the node's event loop; executors only do 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,6 +31,8 @@ MIN_HASHED = 64 << 10
 FEW_PARTS = 8
 """So many of the smallest parts are one where somebody begins with the first: a node takes a third of a
 millisecond for each, at either end."""
+REPLACED_S = 10.0
+"""Within that a lost executor is replaced, unless the system refuses to start one."""
 
 
 class ExecutorPool:
@@ -57,6 +60,7 @@ class ExecutorPool:
         self._board = Board()
         self._crew = Crew(processes, nice, stall_s, self._pump, on_event=on_event, kind=kind)
         self._attached = Attached(self._crew, self._board)
+        self._room = asyncio.Event()
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -145,7 +149,7 @@ class ExecutorPool:
         return await self._attached.attach(memory)
 
     async def allocate(self, nbytes: int) -> int:
-        """Makes memory of the device, all zero.
+        """Makes memory of the device, all zero; an executor that is being replaced is waited for.
 
         Returns:
             A descriptor that the caller owns. Cancelling the wait leaves nothing behind.
@@ -153,8 +157,9 @@ class ExecutorPool:
         Raises:
             NoMemoryError: the device has not that much.
             ValidationError: these executors have no device.
-            ProcessLostError: the executor died meanwhile.
+            ProcessLostError: the executor died meanwhile, or is not replaced in time.
         """
+        await self._manned()
         return (await self._ask(partial(m.Allocate, nbytes=nbytes), nbytes)).fds[0]
 
     async def measure(self) -> tuple[int, int]:
@@ -165,6 +170,14 @@ class ExecutorPool:
     async def reach(self, devices: Sequence[str]) -> tuple[int, ...]:
         """Of each of these other GPUs `HIDDEN`, `NO_ACCESS` or `OPEN`; raises as `allocate`."""
         return (await self._ask(partial(m.Reach, devices=tuple(devices)), 0)).sizes
+
+    async def _manned(self) -> None:
+        """Returns when an executor takes requests, or none can be waited for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPLACED_S):
+                while not (self._crew.alive() or self._crew.hopeless or self._closed):
+                    self._room.clear()
+                    await self._room.wait()
 
     async def _ask(self, make: Callable[[int], Request], nbytes: int) -> Done:
         """Asks one executor something that touches no attached memory."""
@@ -352,6 +365,7 @@ class ExecutorPool:
 
     def _pump(self) -> None:
         """Hands out parts while an executor has room."""
+        self._room.set()
         if self._crew.hopeless:
             self._board.drop_all(ProcessLostError("there is no executor, and none will be started"))
         while True:

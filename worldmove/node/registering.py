@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -289,14 +290,20 @@ class Registrar:
     async def end(self, session_id: str) -> None:
         """Ends a session: the record first, then memory; its worker hears it at its next boundary.
 
+        The move that brought it may still stand in its record when its end is known; that is waited for.
+
         Raises:
-            ConflictError: it is in a move.
+            ConflictError: it is in a move, or the one that brought it does not get settled.
             NotFoundError, NotOwnerError: it is not here.
         """
         if self._book.get(session_id) is None and await self._resolver.end_lost(session_id):
             self._book.feed(session_id).close()
             return
         session = await self._held(session_id)
+        if session.move is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._services.settings.peer_timeout_ms / 1000):
+                    await session.settled.wait()
         if session.move is not None:
             raise ConflictError(f"session {session_id!r} is in move {session.move.move_id}; cancel it first")
         old = session.record
