@@ -136,7 +136,8 @@ class Node:
         process, self.process = self.process, None
         self.client.close()
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)
+            if number != signal.SIGKILL:  # that ends a stopped one, too, which must not run on until it comes
+                process.send_signal(signal.SIGCONT)
             process.send_signal(number)
         try:
             return process.wait(END_S)
