@@ -71,9 +71,11 @@ async def test_a_killed_executor_fails_its_jobs_and_is_replaced(count: int) -> N
     key = await pool.attach(table.fd, table.nbytes, writable=True)
     arena.map[: 1 << 20] = pattern(1 << 20)
     everything = [Piece(arena.key, 0, arena.nbytes, 8192, 0)]
+    victims = pool.pids[:count]
+    for pid in victims:  # or else they may have done all of it before this process comes to kill them
+        os.kill(pid, signal.SIGSTOP)
     digesting = asyncio.create_task(pool.digest(key, 1, everything))
     await asyncio.sleep(0)
-    victims = pool.pids[:count]
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(ProcessLostError):
