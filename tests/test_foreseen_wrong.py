@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import pytest_asyncio
-from gpu_kit import GPUS
+from gpu_kit import GPUS, imagine
 from inbound_kit import Bench, bench, equal
 from moving_kit import (
     LEAF,
@@ -34,6 +34,8 @@ from worldmove.executor.devices import Executors
 from worldmove.inbound import Inbound
 from worldmove.paths import LocalPath
 
+# As in test_inbound_delta: one set of executors for all tests.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEVICES = PLACES["gpu"]
 ON = {"gpu": DEVICES, "two": (GPUS[0], GPUS[1], GPUS[0])}
 
@@ -83,10 +85,12 @@ async def landing(executors: Executors, devices: tuple[str, ...]) -> AsyncIterat
             page.close()
 
 
-@pytest_asyncio.fixture
-async def executors(imagined: None) -> AsyncIterator[Executors]:
-    async with pools(tuple(GPUS)) as made:
-        yield made
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def executors() -> AsyncIterator[Executors]:
+    with pytest.MonkeyPatch.context() as patch:
+        imagine(patch)
+        async with pools(tuple(GPUS)) as made:
+            yield made
 
 
 CHANGES = (shift, ring, exchange, permute, rewrite)
@@ -131,25 +135,6 @@ async def test_a_world_that_becomes_something_else_is_brought_whole(
         assert both.errors == []
         new_bytes = count.bytes - count.again_bytes
         assert new_bytes + count.copied_bytes + inbound.kept_bytes == STATE
-
-
-async def test_an_executor_that_dies_before_the_stop_costs_only_time(executors: Executors) -> None:
-    rng = np.random.default_rng(3)
-    async with landing(executors, DEVICES) as made:
-        both, inbound = made.both, made.inbound
-        await both.round(1, final=False, table=False)
-        rewrite(both, rng)
-        await both.round(2, final=False)
-        await inbound.expect()
-        await made.looked()
-        os.kill(executors.of(DEVICES[0]).pids[0], signal.SIGKILL)
-        rewrite(both, rng)
-        made.stand(6)
-        await asyncio.sleep(0.3)
-        await both.round(3, final=True)
-        await inbound.confirm(6)
-        assert inbound.damaged().size == 0
-        assert equal(both.source, both.target)
 
 
 async def test_what_came_at_another_stop_counts_twice_and_what_was_kept_once(executors: Executors) -> None:
@@ -198,3 +183,22 @@ async def test_what_has_waited_for_too_long_is_asked_for_when_the_round_begins(e
         assert inbound.damaged().size == 0
         assert equal(both.source, both.target)
         assert inbound.count.bytes == STATE
+
+
+async def test_an_executor_that_dies_before_the_stop_costs_only_time(executors: Executors) -> None:
+    rng = np.random.default_rng(3)
+    async with landing(executors, DEVICES) as made:
+        both, inbound = made.both, made.inbound
+        await both.round(1, final=False, table=False)
+        rewrite(both, rng)
+        await both.round(2, final=False)
+        await inbound.expect()
+        await made.looked()
+        os.kill(executors.of(DEVICES[0]).pids[0], signal.SIGKILL)
+        rewrite(both, rng)
+        made.stand(6)
+        await asyncio.sleep(0.3)
+        await both.round(3, final=True)
+        await inbound.confirm(6)
+        assert inbound.damaged().size == 0
+        assert equal(both.source, both.target)

@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 import pytest_asyncio
-from gpu_kit import GPUS
+from gpu_kit import GPUS, imagine
 from inbound_kit import Bench, equal
 from moving_kit import LEAF, LEAVES, PLACES, STATE, exchange, fresh, moved_once, pools, shift
 
@@ -16,19 +16,24 @@ from worldmove.delta.finding import Index
 from worldmove.errors import NoMemoryError
 from worldmove.executor.devices import Executors
 
+# As in test_inbound_delta: one set of executors for all tests of a kind.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture(params=["host", "gpu"])
+
+@pytest.fixture(scope="module", params=["host", "gpu"])
 def devices(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return PLACES[request.param]
 
 
-@pytest_asyncio.fixture
-async def executors(imagined: None, devices: tuple[str, ...]) -> AsyncIterator[Executors]:
-    async with pools(devices) as made:
-        yield made
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def executors(devices: tuple[str, ...]) -> AsyncIterator[Executors]:
+    with pytest.MonkeyPatch.context() as patch:
+        imagine(patch)
+        async with pools(devices) as made:
+            yield made
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def both(executors: Executors, devices: tuple[str, ...]) -> AsyncIterator[Bench]:
     async with moved_once(executors, devices) as made:
         yield made
