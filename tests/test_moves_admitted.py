@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from fleet_kit import Actor, Fleet, until
+from msgspec.structs import replace
 from refusal_kit import ask, problem
 
 from worldmove.faults.door import order
@@ -137,3 +138,30 @@ def test_a_node_sends_no_faster_than_its_egress(fleet: Fleet) -> None:
     assert receipt.data_ms is not None
     assert receipt.data_ms >= 0.8 * 1000 * 4_000_000 / THIN_RATE, "all but what may go at once"
     assert not receipt.missed
+
+
+def test_what_lacks_another_move_s_egress_is_told_when_that_ends(fleet: Fleet) -> None:
+    """The destination knows only the rest; without the other move there would be nothing to wait for."""
+    client, waiting = fleet["thin"].client, fleet.actor("A")
+    for name, regions in (("large", LARGE), ("small", REGIONS)):
+        actor = fleet.actor("thin")
+        actor.register(name, regions)
+        actor.run()
+    waiting.standby(LARGE)
+    waiting.tell("wait")
+    fleet.actor("A").standby(REGIONS)
+    small = MigrationRequest(session_id="small", destination="A", live=False, deadline_ms=4000)
+    assert client.dry_run(small).admissible
+    hopeless = replace(small, deadline_ms=1000)
+    assert client.dry_run(hopeless).retry_after_ms is None
+    move = client.migrate(replace(small, session_id="large", deadline_ms=6500, horizon_ms=9000)).id
+    until(lambda: client.migration(move).sent_bytes > 0, "the other one sends")
+    verdict = client.dry_run(small)
+    assert (verdict.admissible, verdict.code) == (False, "inadmissible"), verdict
+    assert verdict.retry_after_ms is not None
+    assert 0 < verdict.retry_after_ms <= 6500
+    answer = ask(fleet["thin"], session_id="small", destination="A", live=False, deadline_ms=4000)
+    assert 0 < problem(answer, 429, "inadmissible")["retry_after_ms"] <= verdict.retry_after_ms
+    assert client.dry_run(hopeless).retry_after_ms is None, "it would be too late alone, too"
+    assert client.wait(move).state == "released"
+    assert client.dry_run(small).admissible

@@ -6,13 +6,17 @@ A destination judges a move by what its source may still send until the deadline
 from __future__ import annotations
 
 import time
+from typing import TypeVar
 
+from worldmove.errors import InadmissibleError, WorldMoveError
 from worldmove.gate import MIN_BATCH, Gate, Pass
 from worldmove.promises import Promises
 
 BURST_S = 0.02
 LEAST_RATE = 1.0
 """Told where nothing is left: a rate of 0 says that nobody has measured."""
+NEARLY = 0.99
+E = TypeVar("E", bound=WorldMoveError | None)
 
 
 class Outlet:
@@ -33,6 +37,20 @@ class Outlet:
             return None
         now = time.monotonic()
         return max(self._promises.share(self._rate, now + deadline_s, now), LEAST_RATE)
+
+    def advised(self, error: E) -> E:
+        """A destination's refusal, with when to ask again where what this node may still send was too little.
+
+        There only the rest is known; here, that others have what is missing, and until when.
+        """
+        if self._rate is None or not isinstance(error, InadmissibleError) or not len(self._promises):
+            return error
+        rest, there = (_number(error, "available", name) for name in ("egress_bytes_per_s", "bytes_per_s"))
+        needed = _number(error, "required", "bytes_per_s")
+        lacks = rest is not None and there is not None and there >= NEARLY * rest
+        if lacks and needed is not None and needed <= self._rate:
+            error.details.setdefault("retry_after_ms", 1000 * self._promises.last_s(time.monotonic()))
+        return error
 
     def join(self, move_id: str, nbytes: int, deadline_s: float) -> Leaves | None:
         """A move that may send `nbytes` until its deadline; `None` where there is no limit."""
@@ -66,3 +84,10 @@ class Leaves:
         """Nothing of the move is sent any more."""
         self._pass.leave()
         self._outlet.over(self._pass.name)
+
+
+def _number(error: WorldMoveError, group: str, name: str) -> float | None:
+    """One term of a refusal, whatever else a peer may have put there."""
+    terms = error.details.get(group)
+    found = terms.get(name) if isinstance(terms, dict) else None
+    return float(found) if isinstance(found, int | float) else None

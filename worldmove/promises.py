@@ -58,10 +58,14 @@ class Promises:
         supply = msgspec.structs.replace(self._beside(demand, supply), turn_s=turn_s)
         due = now + span_of(demand, supply)
         verdict = judge(demand, supply, inf if supply.line is None else self.share(supply.line, due, now))
-        if verdict.retry_after_s is None or not self._order or self._order[-1].deadline <= now:
+        last_s = self.last_s(now)
+        if verdict.retry_after_s is None or last_s == 0:
             return verdict
-        last_s = self._order[-1].deadline - now  # by then nothing is owed to those that are there
         return msgspec.structs.replace(verdict, retry_after_s=min(verdict.retry_after_s, last_s))
+
+    def last_s(self, now: float) -> float:
+        """Seconds until nothing is owed any more to those that are there."""
+        return max(self._order[-1].deadline - now, 0.0) if self._order else 0.0
 
     def _beside(self, demand: Demand, supply: Supply) -> Supply:
         """What there is, with what those that were taken on mean for when worlds may stop."""

@@ -330,7 +330,8 @@ class SourceMove(Driver):
                 await asyncio.shield(self._quiet)
             else:
                 await self._memory.close()
-            self._answer(self.account.rejection(facts.code, facts.message))
+            refused = self.account.rejection(facts.code, facts.message)
+            self._answer(self.services.outlet.advised(refused))
             await self.account.write(self.services.ledger, self.machine, self.session.record.epoch)
         finally:
             self._answer(MoveAbortedError("the move ended unexpectedly", reason="internal"))

@@ -143,7 +143,7 @@ class Departures:
         except TimeoutError as error:
             raise PeerError(f"node {node.name} gave no verdict within {timeout_ms:g} ms") from error
         if isinstance(answer, m.Rejected):
-            return refused(rejection_error(answer), required)
+            return refused(self._services.outlet.advised(rejection_error(answer)), required)
         if not isinstance(answer, m.Admitted):
             raise PeerError(f"node {node.name} gave no verdict")
         return DryRun(
