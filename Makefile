@@ -43,7 +43,7 @@ demo: setup ## two nodes, one living world: watch it move there and back, bit fo
 	$(BIN)/worldmove demo $(ARGS)
 
 # A test process that crashes is not replaced: with whole files handed out, the run would wait for ever. What
-# hangs all the same ends after TEST_SECONDS, which is some times what the suite takes; without --foreground,
+# hangs all the same ends after TEST_SECONDS, which is over four times what the suite takes; without --foreground,
 # Ctrl-C would not reach the tests.
 # A few tests that failed (exit code 1: no crash, nothing left behind) run once more, alone: real processes have
 # real deadlines, and a slow machine with four tests at once may miss one. Both reports are shown.

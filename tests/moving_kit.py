@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import numpy as np
-from gpu_kit import GPUS
+import pytest
+from gpu_kit import GPUS, imagine
 from inbound_kit import KIB, Bench, bench
 from msgspec.structs import replace
 
@@ -41,12 +42,14 @@ class Budget(MemoryBudget):
 
 @asynccontextmanager
 async def pools(devices: tuple[str, ...]) -> AsyncIterator[Executors]:
-    """Executors of the host and of all GPUs among `devices`."""
+    """Executors of the host and of all GPUs among `devices`, which are imagined."""
     gpus = {uuid: ExecutorPool(1, nice=0, kind=kinds.gpu(uuid)) for uuid in sorted({*devices} - {HOST})}
     made = Executors(ExecutorPool(2, nice=0), gpus)
-    await made.start()
-    yield made
-    await made.close()
+    with pytest.MonkeyPatch.context() as patch:
+        imagine(patch)
+        await made.start()
+        yield made
+        await made.close()
 
 
 @asynccontextmanager

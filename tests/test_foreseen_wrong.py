@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import pytest_asyncio
-from gpu_kit import GPUS, imagine
+from gpu_kit import GPUS
 from inbound_kit import Bench, bench, equal
 from moving_kit import (
     LEAF,
@@ -87,10 +87,8 @@ async def landing(executors: Executors, devices: tuple[str, ...]) -> AsyncIterat
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def executors() -> AsyncIterator[Executors]:
-    with pytest.MonkeyPatch.context() as patch:
-        imagine(patch)
-        async with pools(tuple(GPUS)) as made:
-            yield made
+    async with pools(tuple(GPUS)) as made:
+        yield made
 
 
 CHANGES = (shift, ring, exchange, permute, rewrite)

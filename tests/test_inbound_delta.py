@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
-from gpu_kit import imagine
 from inbound_kit import Bench, equal
 from moving_kit import (
     LEAF,
@@ -48,10 +47,8 @@ def devices(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def executors(devices: tuple[str, ...]) -> AsyncIterator[Executors]:
-    with pytest.MonkeyPatch.context() as patch:
-        imagine(patch)
-        async with pools(devices) as made:
-            yield made
+    async with pools(devices) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -24,6 +24,14 @@ class WorldMoveError(Exception):
         self.message = message
         self.details = details
 
+    def numbers(self, name: str) -> dict[str, float]:
+        """The numbers by name of one of its details; whatever else a peer may have put there is left out."""
+        found = self.details.get(name)
+        if not isinstance(found, dict):
+            return {}
+        numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
+        return {key: float(value) for key, value in numbers.items() if isinstance(key, str)}
+
 
 class ConfigError(WorldMoveError):
     """An option has a value that is not allowed; the message names option, value and what is."""

@@ -6,6 +6,7 @@ A destination judges a move by what its source may still send until the deadline
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import TypeVar
 
 from worldmove.errors import InadmissibleError, WorldMoveError
@@ -16,6 +17,7 @@ BURST_S = 0.02
 LEAST_RATE = 1.0
 """Told where nothing is left: a rate of 0 says that nobody has measured."""
 NEARLY = 0.99
+"""Of what may still be sent: a rate as high as that is limited by it."""
 E = TypeVar("E", bound=WorldMoveError | None)
 
 
@@ -43,13 +45,13 @@ class Outlet:
 
         There only the rest is known; here, that others have what is missing, and until when.
         """
-        if self._rate is None or not isinstance(error, InadmissibleError) or not len(self._promises):
+        last_s = self._promises.last_s(time.monotonic())
+        if self._rate is None or last_s == 0 or not isinstance(error, InadmissibleError):
             return error
-        rest, there = (_number(error, "available", name) for name in ("egress_bytes_per_s", "bytes_per_s"))
-        needed = _number(error, "required", "bytes_per_s")
-        lacks = rest is not None and there is not None and there >= NEARLY * rest
-        if lacks and needed is not None and needed <= self._rate:
-            error.details.setdefault("retry_after_ms", 1000 * self._promises.last_s(time.monotonic()))
+        available = error.numbers("available")
+        rest, there = available.get("egress_bytes_per_s", inf), available.get("bytes_per_s", 0.0)
+        if there >= NEARLY * rest and error.numbers("required").get("bytes_per_s", inf) <= self._rate:
+            error.details.setdefault("retry_after_ms", 1000 * last_s)
         return error
 
     def join(self, move_id: str, nbytes: int, deadline_s: float) -> Leaves | None:
@@ -84,10 +86,3 @@ class Leaves:
         """Nothing of the move is sent any more."""
         self._pass.leave()
         self._outlet.over(self._pass.name)
-
-
-def _number(error: WorldMoveError, group: str, name: str) -> float | None:
-    """One term of a refusal, whatever else a peer may have put there."""
-    terms = error.details.get(group)
-    found = terms.get(name) if isinstance(terms, dict) else None
-    return float(found) if isinstance(found, int | float) else None

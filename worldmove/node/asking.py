@@ -34,19 +34,11 @@ def refused(error: WorldMoveError, required: dict[str, float]) -> DryRun:
         code=error.code,
         condition=condition if isinstance(condition, str) else None,
         reason=error.message,
-        required=required | _numbers(details.get("required")),
-        available=_numbers(details.get("available")),
+        required=required | error.numbers("required"),
+        available=error.numbers("available"),
         unmeasured=tuple(filter(lambda one: isinstance(one, str), details.get("unmeasured") or ())),
         retry_after_ms=float(wait) if isinstance(wait, int | float) else None,
     )
-
-
-def _numbers(found: object) -> dict[str, float]:
-    """What a peer sent as numbers by name: whatever else it may be is left out."""
-    if not isinstance(found, dict):
-        return {}
-    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
-    return {name: float(value) for name, value in numbers.items() if isinstance(name, str)}
 
 
 def device_map(asked: Mapping[str, str], manifest: Manifest, named: Callable[[str], str]) -> dict[str, str]:
