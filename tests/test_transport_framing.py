@@ -98,8 +98,9 @@ def test_a_pull_is_documented_bytes() -> None:
 
 def test_openings_prove_the_token_for_one_direction_move_and_table() -> None:
     table = os.urandom(16)
-    hello = framing.opening(Kind.HELLO, TOKEN, "m-1", table)
-    assert framing.check_opening(hello, Kind.HELLO, TOKEN, "m-1") == table
+    process = framing.ProcessId(1 << 22, 1 << 63, 4_026_531_836)
+    hello = framing.opening(Kind.HELLO, TOKEN, "m-1", table, process)
+    assert framing.check_opening(hello, Kind.HELLO, TOKEN, "m-1") == (table, process)
     assert TOKEN not in hello
     wrong = [
         (hello, Kind.WELCOME, TOKEN, "m-1"),
@@ -107,6 +108,7 @@ def test_openings_prove_the_token_for_one_direction_move_and_table() -> None:
         (hello, Kind.HELLO, TOKEN, "m-2"),
         (hello[:-1], Kind.HELLO, TOKEN, "m-1"),
         (hello[:8] + bytes(16) + hello[24:], Kind.HELLO, TOKEN, "m-1"),
+        (hello[:24] + bytes(4) + hello[28:], Kind.HELLO, TOKEN, "m-1"),
         (b"\0" + hello[1:], Kind.HELLO, TOKEN, "m-1"),
         (hello[:4] + struct.pack("<H", framing.VERSION + 1) + hello[6:], Kind.HELLO, TOKEN, "m-1"),
     ]

@@ -174,7 +174,7 @@ async def test_a_token_that_two_callers_prove_at_once_lets_one_of_them_in(pool: 
         )
         assert sorted(type(outcome).__name__ for outcome in outcomes) == [
             *["ConnectionLostError"] * 3,
-            "NoneType",
+            "ProcessId",
         ]
     finally:
         await transport.close()

@@ -5,8 +5,9 @@ direction: one that is lost, doubled or out of place is noticed before it lands.
 little endian.
 
 * `HELLO` (destination to source) and `WELCOME` (back): `magic u32, version u16, reserved u16,
-  table 16 bytes, proof 32 bytes`. `table` digests the sizes of all regions; `proof` is keyed by the
-  one-time token and covers the direction, the move and the table.
+  table 16 bytes, pid u32, host u64, namespace u64, proof 32 bytes`. `table` digests the sizes of all regions;
+  `pid` to `namespace` are a `ProcessId`; `proof` is keyed by the one-time token and covers the direction, the
+  move and what stands between `reserved` and it.
 * `PULL` (destination to source): spans of `region u32, offset u64, length u64`. It is the grant:
   the source sends exactly these bytes, in the chunks that `plan` makes of them, and nothing else.
 * `DATA` (source to destination): one chunk, no header of its own; tag and length are its header.
@@ -37,8 +38,8 @@ from worldmove.errors import FramingError
 from worldmove.manifest import Span
 
 MAGIC = 0x4C4D5657
-VERSION = 3
-OPENING = struct.Struct("<IHH16s32s")
+VERSION = 4
+OPENING = struct.Struct("<IHH16sIQQ32s")
 WARM = struct.Struct("<IIII")
 STOOD = struct.Struct("<Q")
 UNSEEN = (1 << 64) - 1
@@ -120,32 +121,55 @@ def check_token(token: bytes) -> None:
         raise FramingError(f"token has {len(token)} bytes; {MIN_TOKEN} to {MAX_TOKEN} are allowed")
 
 
-def opening(kind: Kind, token: bytes, move_id: str, table: bytes) -> bytes:
+class ProcessId(NamedTuple):
+    """Which process a lane is.
+
+    Attributes:
+        pid: in its namespace.
+        host: BLAKE2b-64 of the kernel's boot id.
+        namespace: inode of its PID namespace.
+    """
+
+    pid: int
+    host: int
+    namespace: int
+
+
+NOBODY = ProcessId(0, 0, 0)
+"""Of a lane of which nobody need know when it ends."""
+
+
+class Opening(NamedTuple):
+    """What a lane says of itself: the digest of its region table, and which process it is."""
+
+    table: bytes
+    process: ProcessId
+
+
+def opening(kind: Kind, token: bytes, move_id: str, table: bytes, me: ProcessId = NOBODY) -> bytes:
     """Body of `HELLO` or `WELCOME`."""
-    return OPENING.pack(MAGIC, VERSION, 0, table, _proof(kind, token, move_id, table))
+    return OPENING.pack(MAGIC, VERSION, 0, table, *me, _proof(kind, token, move_id, table, me))
 
 
-def check_opening(body: bytes, kind: Kind, token: bytes, move_id: str) -> bytes:
+def check_opening(body: bytes, kind: Kind, token: bytes, move_id: str) -> Opening:
     """Checks who opens a connection.
-
-    Returns:
-        The other side's table digest.
 
     Raises:
         FramingError: another protocol or version, or the proof doesn't fit token, move and direction.
     """
     if len(body) != OPENING.size:
         raise FramingError(f"{kind.name} of {len(body)} bytes; it has {OPENING.size}")
-    magic, version, _, table, proof = OPENING.unpack(body)
+    magic, version, _, table, *numbers, proof = OPENING.unpack(body)
     if magic != MAGIC or version != VERSION:
         raise FramingError(f"{kind.name} of another protocol or version")
-    if not hmac.compare_digest(proof, _proof(kind, token, move_id, table)):
+    them = ProcessId(*numbers)
+    if not hmac.compare_digest(proof, _proof(kind, token, move_id, table, them)):
         raise FramingError("the token is wrong, used up, or of another move or direction")
-    return bytes(table)
+    return Opening(bytes(table), them)
 
 
-def _proof(kind: Kind, token: bytes, move_id: str, table: bytes) -> bytes:
-    data = bytes([kind]) + table + move_id.encode()
+def _proof(kind: Kind, token: bytes, move_id: str, table: bytes, process: ProcessId) -> bytes:
+    data = bytes([kind]) + table + struct.pack("<IQQ", *process) + move_id.encode()
     return hashlib.blake2b(data, key=token, digest_size=32, person=b"worldmove-lane").digest()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from worldmove.errors import ConnectionLostError, FramingError, TransportError
 from worldmove.transport import framing
 from worldmove.transport.base import Connection, take
-from worldmove.transport.framing import Kind
+from worldmove.transport.framing import NOBODY, Kind, Opening, ProcessId
 from worldmove.transport.table import Sizes
 
 
@@ -21,24 +21,28 @@ async def _first(connection: Connection, kind: Kind) -> bytes:
     return await take(incoming)
 
 
-async def introduce(connection: Connection, token: bytes, move_id: str, table: Sizes) -> None:
+async def introduce(
+    connection: Connection, token: bytes, move_id: str, table: Sizes, me: ProcessId = NOBODY
+) -> ProcessId:
     """Opens a connection as destination; the caller sets the deadline.
+
+    Returns:
+        Which process the source is.
 
     Raises:
         TransportError: the source doesn't accept the token, doesn't know it, or has other regions.
     """
-    hello = framing.opening(Kind.HELLO, token, move_id, table.digest)
+    hello = framing.opening(Kind.HELLO, token, move_id, table.digest, me)
     connection.send(framing.tag_of(Kind.HELLO, 0), memoryview(hello))
     body = await _first(connection, Kind.WELCOME)
-    if framing.check_opening(body, Kind.WELCOME, token, move_id) != table.digest:
+    theirs = framing.check_opening(body, Kind.WELCOME, token, move_id)
+    if theirs.table != table.digest:
         raise FramingError("the regions of the two sides have different sizes")
+    return theirs.process
 
 
-async def examine(connection: Connection, token: bytes, move_id: str) -> bytes:
+async def examine(connection: Connection, token: bytes, move_id: str) -> Opening:
     """Reads a caller's first message as source; the caller sets the deadline.
-
-    Returns:
-        Its table digest.
 
     Raises:
         TransportError: it isn't the expected destination.
@@ -46,16 +50,24 @@ async def examine(connection: Connection, token: bytes, move_id: str) -> bytes:
     return framing.check_opening(await _first(connection, Kind.HELLO), Kind.HELLO, token, move_id)
 
 
-async def welcome(connection: Connection, token: bytes, move_id: str, table: Sizes, theirs: bytes) -> None:
-    """Answers an examined caller.
+async def welcome(
+    connection: Connection,
+    token: bytes,
+    move_id: str,
+    table: Sizes,
+    theirs: Opening,
+    *,
+    me: ProcessId = NOBODY,
+) -> None:
+    """Answers an examined caller, who has said `theirs`.
 
     Raises:
         FramingError: its regions have other sizes; it was told.
     """
-    if theirs != table.digest:
+    if theirs.table != table.digest:
         reason = "the regions of the two sides have different sizes"
         connection.send(framing.tag_of(Kind.ERROR, 0), memoryview(reason.encode()))
         await connection.close(1.0)
         raise FramingError(reason)
-    body = framing.opening(Kind.WELCOME, token, move_id, table.digest)
+    body = framing.opening(Kind.WELCOME, token, move_id, table.digest, me)
     await connection.send(framing.tag_of(Kind.WELCOME, 0), memoryview(body))

@@ -52,7 +52,8 @@ async def _main(options: argparse.Namespace) -> int:
         use_device(options.device)
     try:
         side, transport = _equipped(options)
-        lane = LaneProcess(channel, transport, side, options.stall_ms / 1000, faults, device=options.device)
+        stall_s, opens = options.stall_ms / 1000, bool(options.gpu)
+        lane = LaneProcess(channel, transport, side, stall_s, faults, device=options.device, opens=opens)
         await lane.run()
     except WorldMoveError as error:
         sys.stderr.write(f"lane {os.getpid()}: {error}\n")

@@ -10,6 +10,13 @@ from typing import Literal
 
 import msgspec
 
+from worldmove.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    FramingError,
+    TransportError,
+    WorldMoveError,
+)
 from worldmove.executor.messages import Stop
 
 
@@ -185,6 +192,13 @@ class Stood(msgspec.Struct, frozen=True, tag="stood"):
     block: int
 
 
+class Stale(msgspec.Struct, frozen=True, tag="stale"):
+    """A lane that this one has exchanged with is gone, and memory of it stays open here: see `acquaintances`.
+
+    The process should end once it is idle.
+    """
+
+
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
     """A sign of life, several within a stall deadline."""
 
@@ -196,4 +210,13 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Report = Ready | Done | Refused | Pulled | NotPulled | Wanted | Leave | Stood | Alive | Failed
+Report = Ready | Done | Refused | Pulled | NotPulled | Wanted | Leave | Stood | Stale | Alive | Failed
+
+_ERRORS: dict[str, type[WorldMoveError]] = {
+    kind.code: kind for kind in (DeadlineError, FramingError, ConnectionLostError)
+}
+
+
+def error_of(code: str, message: str) -> WorldMoveError:
+    """What a lane's `Failed` or `NotPulled` raises in its node: of its class there, if that is known."""
+    return _ERRORS.get(code, TransportError)(message)

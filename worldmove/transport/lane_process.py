@@ -22,6 +22,7 @@ from worldmove.errors import (
 from worldmove.transport import framing
 from worldmove.transport import lane_messages as said
 from worldmove.transport.account import Told
+from worldmove.transport.acquaintances import Acquaintances, myself
 from worldmove.transport.base import Connection
 from worldmove.transport.confine import confine
 from worldmove.transport.exchange import BEATS, Exchange, Puller
@@ -50,6 +51,7 @@ class LaneProcess:
         stall_s: the stall deadline in seconds.
         faults: damage to do as source.
         device: the only network device through which the lane may be reached; empty: all.
+        opens: UCX opens memory of the lanes that this one meets, and keeps it open.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class LaneProcess:
         faults: Faults,
         *,
         device: str = "",
+        opens: bool = False,
     ) -> None:
         self._channel = channel
         self._transport = transport
@@ -73,6 +76,8 @@ class LaneProcess:
         self._callers = Lobby(MAX_CALLERS)
         self._pulls: set[asyncio.Task[None]] = set()
         self._wants = 0
+        me = myself() if opens else framing.NOBODY
+        self._acquaintances = Acquaintances(me, lambda: self._report(said.Stale()))
         self._cpus = os.sched_getaffinity(0)
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -206,7 +211,8 @@ class LaneProcess:
         try:
             async with asyncio.timeout(command.deadline_s):
                 connection = await self._transport.connect(command.host, command.port, command.deadline_s)
-                await introduce(connection, command.token, lease.move_id, lease.table)
+                me = self._acquaintances.me
+                self._meet(await introduce(connection, command.token, lease.move_id, lease.table, me))
                 gauge = await self._side.measure(connection, lease.table, command.wish)
         except TimeoutError:
             raise _FatalError(
@@ -219,6 +225,10 @@ class LaneProcess:
             exchange.on_stood = self._on_stood
         self._start(lease, exchange, gauge)
         return said.Done(gauge.gbps, gauge.straight, dict(gauge.rates))
+
+    def _meet(self, other: framing.ProcessId) -> None:
+        if self._acquaintances.me != framing.NOBODY != other:
+            self._acquaintances.meet(other)
 
     def _source(self, connection: Connection, lease: Held, gauge: Gauge) -> Exchange:
         leave = partial(self._leave, lease) if lease.paced else None
@@ -284,7 +294,9 @@ class LaneProcess:
 
         landed.add_done_callback(report)
 
-    def _report(self, report: said.Pulled | said.NotPulled | said.Wanted | said.Leave | said.Stood) -> None:
+    def _report(
+        self, report: said.Pulled | said.NotPulled | said.Wanted | said.Leave | said.Stood | said.Stale
+    ) -> None:
         if not self._pulls:  # else it would overtake what waits to be sent
             with contextlib.suppress(ConnectionLostError, FramingError):
                 self._channel.send_nowait(report)
@@ -340,7 +352,9 @@ class LaneProcess:
                     return
                 lease.token, known = None, True
                 self._callers.know()
-                await welcome(connection, token, lease.move_id, lease.table, theirs)
+                self._meet(theirs.process)
+                me = self._acquaintances.me
+                await welcome(connection, token, lease.move_id, lease.table, theirs, me=me)
             gauge = await self._side.oblige(connection, self._stall)
         except (TransportError, DeadlineError, TimeoutError) as error:
             connection.abort()

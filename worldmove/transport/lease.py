@@ -13,7 +13,6 @@ from worldmove import ipc
 from worldmove.errors import (
     ConnectionLostError,
     DeadlineError,
-    FramingError,
     NoMemoryError,
     ProcessLostError,
     TransportError,
@@ -32,10 +31,6 @@ SLOWEST_BYTES_PER_S = 200e6
 """Mapping, populating and unmapping an arena has this much more time than the stall deadline: the page tables
 of memory that is there already are filled more than ten times as fast."""
 FDS_A_MESSAGE = 200
-ERRORS: dict[str, type[WorldMoveError]] = {
-    kind.code: kind for kind in (DeadlineError, FramingError, ConnectionLostError)
-}
-"""Which error classes keep their class on the way from the lane's process."""
 
 
 class Lane:
@@ -46,6 +41,7 @@ class Lane:
         port: where it listens for the lanes of other nodes, on all addresses.
         move_id: the move it is leased to, or `None`.
         lost: completes with the error when the lane or its peer has failed; never raises.
+        stale: it should end once it is idle (`said.Stale`); `on_stale` is called with it when it says so.
         fault: of its present lease, for tests.
         opened: what it said when it was connected last.
         account: where the time of its last lease went (`account.Told`).
@@ -81,7 +77,9 @@ class Lane:
         # Without a task that would have to be woken: a report may be what a world waits for.
         channel.listen(self._hear, self._unheard)
         self._reaping = loop.create_task(self._reap())
+        self.stale = False
         self.on_released: Callable[[Lane], None] = lambda _: None
+        self.on_stale: Callable[[Lane], None] = lambda _: None
         self.on_wanted: Callable[[int, int, bytes], None] = lambda *_: None
         self.on_leave: Callable[[int, int], None] | None = None
         self.on_stood: Callable[[int], None] = lambda _: None
@@ -356,7 +354,7 @@ class Lane:
             case said.NotPulled(number, code, reason):
                 future = self._pulls.get(number)
                 if future is not None and not future.done():
-                    future.set_exception(self._error(code, reason))
+                    future.set_exception(said.error_of(code, f"lane {self.pid}: {reason}"))
             case said.Wanted(number, slot, rows):
                 self.on_wanted(number, slot, rows)
             case said.Leave(number, nbytes):
@@ -365,16 +363,18 @@ class Lane:
             case said.Stood(block):
                 self.on_stood(block)
             case said.Failed(code, reason):
-                self._fail(self._error(code, reason))
+                self._fail(said.error_of(code, f"lane {self.pid}: {reason}"))
+            case said.Stale():
+                self.stale = True
+                self.on_stale(self)
+            case said.Ready() | said.Done() | said.Refused():
+                self._answered(report)
             case said.Alive():
                 pass
-            case said.Ready() | said.Done() | said.Refused():
-                if self._answer is not None and not self._answer.done():
-                    self._answer.set_result(report)
 
-    def _error(self, code: str, reason: str) -> WorldMoveError:
-        kind = ERRORS.get(code, TransportError)
-        return kind(f"lane {self.pid}: {reason}")
+    def _answered(self, report: said.Report) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(report)
 
     def _fail(self, error: WorldMoveError) -> None:
         if self.lost.done():

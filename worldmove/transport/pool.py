@@ -29,6 +29,7 @@ GPU_START_DEADLINE = 120.0
 """A direct lane may have to compile a kernel when it is started for the first time."""
 
 Event = Callable[[str, dict[str, Any]], None]
+STALE = "a lane that it had exchanged with has gone; ended, as memory of that one stays open in it"
 STARTS = 2
 """Lanes that start at once for moves that wait for one: more would all be ready late."""
 LINGER_S = 60.0
@@ -290,7 +291,7 @@ class LanePool:
         finally:
             theirs.close()
         lane = Lane(process, ipc.Channel(mine, Report), self._stall_ms / 1000)
-        lane.on_released = self._released
+        lane.on_released, lane.on_stale = self._released, self._stale
         self._lanes.append(lane)
         lane.lost.add_done_callback(lambda done: self._lost(lane, done.result()))
         return lane
@@ -299,8 +300,16 @@ class LanePool:
         if lane.lost.done() or self._closed:
             return
         self._tell("lane-released", {"pid": lane.pid, **({"account": lane.account} if lane.account else {})})
+        if lane.stale:
+            lane.abort(ProcessLostError(STALE))
+            return
         self._hand(lane)
         self._top_up()
+
+    def _stale(self, lane: Lane) -> None:
+        """Ends it if it is idle, else when it is released; another takes its place as of any that is lost."""
+        if lane in self._idle:
+            lane.abort(ProcessLostError(STALE))
 
     def _rest(self, lane: Lane) -> None:
         self._idle.append(lane)
