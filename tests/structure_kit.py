@@ -67,6 +67,7 @@ ORDER = (
     "paths",
     "directing",
     "reaching",
+    "bringing",
     "inbound",
     "feed",
     "sessions",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from worldmove import delta
 from worldmove.arming import Armed
+from worldmove.bringing import Bringing
 from worldmove.counting import RoundCount, bytes_before, damages
 from worldmove.digest import LeafTable, Leaves
 from worldmove.directing import DirectPath
@@ -29,9 +30,7 @@ from worldmove.pacing import Duty
 from worldmove.paths import LocalPath, Path
 from worldmove.reading import Plan, Reader
 from worldmove.rearranging import Rearranger, Tables
-from worldmove.tasks import Tasks, each
-
-UNREAD_PER_SLOT = 2
+from worldmove.tasks import Tasks
 
 
 class World(NamedTuple):
@@ -69,9 +68,14 @@ class Inbound:
         self._on_landed = on_landed
         self._on_read = on_read
         self._live_share = 1.0
-        self._duty = Duty(1.0)
-        self._slots = asyncio.Semaphore(path.width)
-        self._unread = asyncio.Semaphore(path.width * UNREAD_PER_SLOT)
+        self._bringing = Bringing(
+            reader,
+            path,
+            spawn=self._tasks.spawn,
+            urgent=lambda: self._count.final or self._armed is not None,
+            on_landed=self._note_batch,
+            on_read=self._prove,
+        )
         self._count = RoundCount(0, final=False, started=0.0)
         self._attempts: dict[int, int] = {}
         self.repair_bytes = 0
@@ -82,7 +86,6 @@ class Inbound:
         self._hashes: RegionHashes
         self._rearranger: Rearranger
         self._everything: Plan | None = None
-        self._planned: dict[tuple[Span, ...], Plan] = {}
         self._armed: Armed | DirectPath | None = None
         self._expected: Leaves | None = None
         self._fresh = False
@@ -100,6 +103,7 @@ class Inbound:
         """
         self._live_share = live_share
         self._own = await self._reader.table()
+        self._bringing.into(self._own)
         again = await self._reader.table()
         self._theirs = await self._reader.table()
         tables = Tables(self._own, again, self._theirs)
@@ -115,16 +119,12 @@ class Inbound:
             if arm and self._landing.sign is not None:
                 plan, self._everything = self._everything, None
                 self._armed = self._landing.arm(plan, self._landing.sign, self._note_landed)
-        elif isinstance(self._path, DirectPath):
-            leaf_map = self._reader.memory.leaf_map
-            self._planned = {
-                tuple(batch): self._reader.plan_read(self._own, batch)
-                for batch in self._batches(leaf_map.whole())
-            }
-            await each([self._reader.prepare(plan) for plan in self._planned.values()])
-            if arm and self._path.ahead:
+        elif arm and isinstance(self._path, DirectPath):
+            everything = self._reader.memory.leaf_map.whole()
+            await self._bringing.prepare(everything)
+            if self._path.ahead:
                 self._armed = self._path
-                self._tasks.spawn(self._bring(leaf_map.whole(), ahead=True))
+                self._tasks.spawn(self._bringing.bring(everything, ahead=True))
 
     async def expect(self) -> None:
         """After the last live round: what is foreseen of the last one begins to come once the world stands.
@@ -136,25 +136,25 @@ class Inbound:
         if not spans:
             return
         if self._landing is not None and self._landing.sign is not None:
-            plan = self._landing.plan(list(self._batches(spans)), self._own)
+            plan = self._landing.plan(list(self._bringing.batches(spans)), self._own)
             await self._reader.prepare(plan)
             if self._may_begin(leaves):
                 # A node takes a millisecond or two to note fifty runs one by one, while the world stands.
                 self._armed = self._landing.arm(plan, self._landing.sign)
         elif isinstance(self._path, DirectPath) and self._path.ahead and self._may_begin(leaves):
             self._armed = self._path
-            self._tasks.spawn(self._bring(spans, ahead=True))
+            self._tasks.spawn(self._bringing.bring(spans, ahead=True))
 
     def _may_begin(self, leaves: Leaves) -> bool:
         if self._count.final:
             return False  # it stands already, and all of it is asked for as always
         self._own.forget(leaves)
-        self._expected, self._duty = leaves, Duty(1.0)
+        self._expected, self._bringing.duty = leaves, Duty(1.0)
         return True
 
     def start_round(self, number: int, *, final: bool) -> None:
         """Begins a round: asks for every leaf that was never read here; a final one reads the rest again."""
-        self._duty = Duty(share := 1.0 if final else self._live_share)
+        self._bringing.duty = Duty(share := 1.0 if final else self._live_share)
         landed_at = self._count.landed_at if self._armed is not None else None  # before this word of it came
         self._count = RoundCount(
             number, final=final, started=time.monotonic(), share=share, landed_at=landed_at
@@ -241,7 +241,7 @@ class Inbound:
         self._count.again(came.size, sum(span.length for span in leaf_map.runs(came)))
         self._own.forget(expected)
         self._proven[rows] = False
-        self._tasks.spawn(self._bring(spans))
+        self._tasks.spawn(self._bringing.bring(spans))
 
     def damaged(self) -> Leaves:
         """Leaves whose bytes here differ from the source's table."""
@@ -259,7 +259,7 @@ class Inbound:
         self._proven[wrong] = False
         spans = self._reader.memory.leaf_map.runs(wrong)
         self.repair_bytes += sum(span.length for span in spans)
-        self._tasks.spawn(self._bring(spans))
+        self._tasks.spawn(self._bringing.bring(spans))
         await self._tasks.join()
 
     def damages(self) -> tuple[DamagedLeaf, ...]:
@@ -312,7 +312,7 @@ class Inbound:
         if leaves.size == 0:
             return
         self._own.forget(leaves)
-        self._tasks.spawn(self._bring(self._note_asked(leaves)))
+        self._tasks.spawn(self._bringing.bring(self._note_asked(leaves)))
 
     def _note_asked(self, leaves: Leaves) -> list[Span]:
         self._asked[leaves] = True
@@ -334,7 +334,7 @@ class Inbound:
         if self._armed is not None:
             self._tasks.spawn(self._arrived(self._armed))
         elif self._landing is None or plan is None or self._count.share < 1.0:
-            self._tasks.spawn(self._bring(leaf_map.whole()))
+            self._tasks.spawn(self._bringing.bring(leaf_map.whole()))
         else:
             self._tasks.spawn(self._landing.land_planned(plan, self._note_landed, urgent=self._count.final))
 
@@ -343,6 +343,10 @@ class Inbound:
         self._count.landed_at = time.monotonic()
         self._on_landed(bytes_before(leaf_map, first + count) - bytes_before(leaf_map, first))
         self._prove(first, count)
+
+    def _note_batch(self, nbytes: int) -> None:
+        self._count.landed_at = time.monotonic()
+        self._on_landed(nbytes)
 
     def _prove(self, first: int, count: int) -> None:
         """Leaves that were read back in this round are compared with what the source says of them."""
@@ -363,38 +367,3 @@ class Inbound:
             return  # each batch is noted by itself
         self._count.landed_at = time.monotonic()
         self._on_landed(sum(span.length for span in spans))
-
-    def _batches(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
-        # Asked for each batch: a gate finds out while bytes come how many may be under way.
-        cut = delta.long_batches if isinstance(self._path, DirectPath) else delta.batches
-        return cut(spans, self._reader.memory.leaf_map, lambda: self._path.batch_bytes)
-
-    async def _bring(self, spans: Sequence[Span], *, ahead: bool = False) -> None:
-        for number, batch in enumerate(self._batches(spans)):
-            await self._unread.acquire()
-            await self._slots.acquire()
-            while (delay := self._duty.delay(time.monotonic())) > 0:  # noqa: ASYNC110 - only time passes
-                await asyncio.sleep(delay)
-            self._duty.begin(time.monotonic())
-            self._tasks.spawn(self._bring_batch(batch, ahead=ahead and number < self._path.width))
-
-    async def _bring_batch(self, batch: Sequence[Span], *, ahead: bool) -> None:
-        try:
-            final = self._count.final or self._armed is not None
-            try:
-                if self._landing is not None:
-                    await self._landing.land(batch, self._own, urgent=final)
-                elif ahead and isinstance(self._path, DirectPath):
-                    await self._path.pull_ahead(batch)
-                else:
-                    await self._path.pull(batch, urgent=final)
-            finally:
-                self._duty.end(time.monotonic())
-                self._slots.release()
-            self._count.landed_at = time.monotonic()
-            self._on_landed(sum(span.length for span in batch))
-            if self._landing is None:
-                plan = self._planned.pop(tuple(batch), None) or self._reader.plan_read(self._own, batch)
-                await self._reader.perform(plan, urgent=final, on_read=self._prove)
-        finally:
-            self._unread.release()

@@ -59,7 +59,6 @@ class Stage:
         pieces: defaultdict[str, list[CopyPiece]] = defaultdict(list)
         for region, offset, length, place in rows.tolist():
             device, key, start = self._reader.locate(region, offset)
-            there = (ring.keys[device], ring.offset(slot) + place)
             slot_key, there = ring.keys[device], ring.offset(slot) + place
             if inwards:
                 pieces[device].append(CopyPiece(slot_key, there, key, start, length))

@@ -12,7 +12,10 @@ from worldmove.kernels.runs import make_runs
 from worldmove.kernels.runs_cuda import RunKernels
 
 ENGINE_BYTES = 1 << 20
-"""From this size on a copy is the driver's by itself; smaller ones share one kernel."""
+"""From this size on a copy is the driver's by itself; smaller ones share one kernel, where they are many."""
+FEW_COPIES = 16
+"""So few small copies are the driver's, too: its engines take nothing from a world that generates on the GPU,
+and a kernel of another process takes about 0.4 ms (docs/benchmarks/beside.md)."""
 
 DEFAULT_DIRECTION = 4
 """`cudaMemcpyDefault`: the driver sees by the addresses where the bytes lie."""
@@ -50,14 +53,14 @@ def begin_copies(
     kernels: RunKernels, stream: cupy.cuda.Stream, copies: Iterable[tuple[int, int, int]]
 ) -> Begun:
     """Begins to copy (source, target, bytes), in any order; none may touch what another one writes."""
-    small = []
-    for source, target, length in copies:
-        if length >= ENGINE_BYTES:
+    wanted = list(copies)
+    small = [copy for copy in wanted if copy[2] < ENGINE_BYTES]
+    few = len(small) <= FEW_COPIES
+    for source, target, length in wanted:
+        if length >= ENGINE_BYTES or few:
             cupy.cuda.runtime.memcpyAsync(target, source, length, DEFAULT_DIRECTION, stream.ptr)
-        else:
-            small.append((source, target, length))
     plan = None
-    if small:
+    if not few:
         sources, targets, lengths = zip(*small, strict=True)
         with stream:
             plan = kernels.plan(make_runs(sources, targets, lengths))
