@@ -29,6 +29,8 @@ from worldmove.page.looking import open_to_look
 from worldmove.reading import OnRead, Plan, Reader
 from worldmove.staging import Stage, needs_ring
 
+LITTLE = 0.5
+"""Of a session: lanes that have no more to copy than this leave the GPU time to read the table at once."""
 LANES_FIRST_S = 0.005
 """So long the digests of a world that stands let direct lanes go first, whose bytes take longer anyway."""
 
@@ -89,6 +91,8 @@ class Outbound:
             door.offer(self._token, (*self._holding.fds, self._looked_at(self._table.fd), *page))
             begin = descriptors_of(self._holding, str(door.path), self._token, page=bool(page))
             return replace(begin, lanes=await self._spare(action.lanes))
+        if self._hello.live:
+            await self._arm()
         if action.path == "direct":
             spare = await self._serve(action.lanes) if action.lanes else ()
             show = self._direct.show if self._hello.live else self._direct.hold
@@ -204,10 +208,16 @@ class Outbound:
         """
         await self._direct.hold_lanes()
 
-    def expect_stop(self) -> None:
-        """The world is asked to stop now: what is armed waits for that."""
+    def expect_stop(self, left_bytes: int) -> None:
+        """The world is asked to stop now: what is armed waits for that.
+
+        Args:
+            left_bytes: as many are expected to be brought while it stands. Lanes that have much to copy need
+                their turns on the GPU: there the table is read once they have begun.
+        """
         self._direct.look()
-        if self._armed is not None:
+        local, little = self._token is not None, left_bytes <= LITTLE * self._hello.manifest.nbytes
+        if self._armed is not None and (local or little):
             self._armed.start()
 
     def stands(self) -> None:

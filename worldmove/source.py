@@ -243,7 +243,8 @@ class SourceMove(Driver):
         if self.hello.live:
             await self._memory.last_round()
             self.send(m.Pausing())
-        self._memory.expect_stop()
+        rounds = self.machine.facts.rounds
+        self._memory.expect_stop(rounds[-1].bytes if rounds else self.state_bytes)
         self._pause = await ranks.pause(timeout, allow_unattended=self.hello.allow_unattended)
         self._memory.stands()
         self.account.paused(self._pause)
