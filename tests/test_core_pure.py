@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldmove.delta import batches, long_batches
+from worldmove.delta.cutting import MOST_SPANS
 from worldmove.gate import MIN_BATCH
 from worldmove.manifest import MAX_LEAF, LeafMap, Region, Span
 from worldmove.pacing import Duty
@@ -102,8 +103,8 @@ def test_leaves_larger_than_the_limit_travel_one_by_one() -> None:
 
 def test_small_regions_share_a_batch() -> None:
     leaf_map = LeafMap(tuple(Region(f"r{number}", "uint8", (1,)) for number in range(4000)))
-    (batch,) = batches(leaf_map.spans(0, 4000), leaf_map, 16 * KIB * KIB)
-    assert len(batch) == 4000
+    cut = list(batches(leaf_map.spans(0, 4000), leaf_map, 16 * KIB * KIB))
+    assert [len(batch) for batch in cut] == [*[MOST_SPANS] * (4000 // MOST_SPANS), 4000 % MOST_SPANS]
 
 
 def test_the_size_of_each_batch_may_be_another() -> None:

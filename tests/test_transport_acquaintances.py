@@ -58,9 +58,12 @@ async def test_other_hosts_are_not_watched_and_what_cannot_be_watched_counts_as_
         (ProcessId(1, me.host, me.namespace ^ 1), 1),
         (ProcessId(ended.pid, me.host, me.namespace), 1),
         (ProcessId(0, me.host, me.namespace), 1),
+        (ProcessId((1 << 32) - 1, me.host, me.namespace), 1),
+        (ProcessId(me.pid, me.host, me.namespace ^ 1), 1),  # watched already, were it of this namespace
     ):
         told: list[None] = []
         met = Acquaintances(me, lambda told=told: told.append(None))  # type: ignore[misc]
+        met.meet(me)
         met.meet(other)
         assert len(told) == gone, other
         met.close()

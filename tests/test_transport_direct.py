@@ -246,19 +246,21 @@ async def test_a_lane_that_dies_or_stops_ends_the_pull_in_time(
 async def test_a_lane_ends_when_one_that_it_has_exchanged_with_is_gone() -> None:
     """UCX would keep the memory of that one open; but a lease that it has by then is served to its end."""
     async with AsyncExitStack() as stack:
-        options = {"slots": 2, "stall_ms": 2000, "spare": 1}
+        options = {"slots": 2, "stall_ms": 2000}
         near, third = [await stack.enter_async_context(lanes(gpu=GPUS[0], **options)) for _ in range(2)]
         far = await stack.enter_async_context(lanes(gpu=GPUS[1], **options))
         source, target = DeviceArena(MB, 7), DeviceArena(MB)
         regions = [LaneRegion(0, 0, MB)]
         giver, taker = await Pools(near, far).pair(source, target, regions)
-        await asyncio.gather(taker.release(), giver.release())
+        await taker.release()
+        await giver.release()
         other, same = await Pools(third, far).pair(source, target, regions)
         assert same is taker
         giver.abort()
         await asyncio.wait_for(stale(taker), 10)
         assert await taker.pull([Span(0, 0, MB)]) == MB
-        await asyncio.gather(taker.release(), other.release())
+        await taker.release()
+        await other.release()
         await asyncio.wait_for(until_gone(taker.pid), 10)
         await asyncio.wait_for(until_gone(other.pid), 10)  # it has exchanged with that one
         async with asyncio.timeout(20):

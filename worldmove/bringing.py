@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from worldmove import delta
+from worldmove.delta.cutting import MOST_SPANS
 from worldmove.digest import LeafTable
 from worldmove.directing import DirectPath
 from worldmove.manifest import HOST, Span
@@ -24,6 +25,8 @@ from worldmove.tasks import each
 UNREAD_PER_SLOT = 2
 LUMP_BYTES = 1 << 30
 """What is read back at once of a world that generates: a quarter of a millisecond's work."""
+LUMPS = 8
+"""Copied within a host at once, then: as much as otherwise (`paths.GPU_WIDTH`)."""
 
 
 class Bringing:
@@ -61,14 +64,20 @@ class Bringing:
         self._on_gpus = all(extent.device != HOST for extent in reader.memory.extents)
         self._slots = asyncio.Semaphore(path.width)
         self._unread = asyncio.Semaphore(path.width * UNREAD_PER_SLOT)
+        self._lumps = asyncio.Semaphore(LUMPS)
         self._planned: dict[tuple[Span, ...], Plan] = {}
         self._coming = 0
         self._lump: list[Span] = []
+        self._lump_bytes = 0
         self._table: LeafTable
         self.duty = Duty(1.0)
 
     def into(self, table: LeafTable) -> None:
-        """Before anything is brought: the table that says what lies in memory."""
+        """Before anything is brought.
+
+        Args:
+            table: the leaves of what lies in memory; what is read back goes into it.
+        """
         self._table = table
 
     async def prepare(self, spans: Sequence[Span]) -> None:
@@ -78,7 +87,12 @@ class Bringing:
         await each([self._reader.prepare(plan) for plan in self._planned.values()])
 
     def batches(self, spans: Sequence[Span], least_bytes: int = 0) -> Iterator[list[Span]]:
-        """Cuts spans into what is asked for at once."""
+        """Cuts spans into what is asked for at once.
+
+        Args:
+            spans: leaf-aligned.
+            least_bytes: a batch may have so many, whatever the path says.
+        """
         cut = delta.long_batches if isinstance(self._path, DirectPath) else delta.batches
         # Asked for each batch: a gate finds out while bytes come how many may be under way.
         return cut(spans, self._reader.memory.leaf_map, lambda: max(self._path.batch_bytes, least_bytes))
@@ -91,20 +105,21 @@ class Bringing:
             ahead: of a world that will stand, as far as the path takes that.
         """
         in_lumps = self._on_gpus and self._landing is not None and not self._urgent()
+        slots = self._lumps if in_lumps else self._slots
         self._coming += 1
         try:
             for number, batch in enumerate(self.batches(spans, LUMP_BYTES if in_lumps else 0)):
                 await self._unread.acquire()
-                await self._slots.acquire()
+                await slots.acquire()
                 while (delay := self.duty.delay(time.monotonic())) > 0:  # noqa: ASYNC110 - only time passes
                     await asyncio.sleep(delay)
                 self.duty.begin(time.monotonic())
                 self._coming += 1
-                self._spawn(self._bring_batch(batch, ahead=ahead and number < self._path.width))
+                self._spawn(self._bring_batch(batch, slots, ahead=ahead and number < self._path.width))
         finally:
             self._coming -= 1
 
-    async def _bring_batch(self, batch: Sequence[Span], *, ahead: bool) -> None:
+    async def _bring_batch(self, batch: Sequence[Span], slots: asyncio.Semaphore, *, ahead: bool) -> None:
         try:
             urgent = self._urgent()
             try:
@@ -112,7 +127,7 @@ class Bringing:
             finally:
                 self._coming -= 1
                 self.duty.end(time.monotonic())
-                self._slots.release()
+                slots.release()
             self._on_landed(sum(span.length for span in batch))
             if self._landing is None:
                 await self._read_back(batch, urgent=urgent)
@@ -132,8 +147,9 @@ class Bringing:
             plan = self._planned.pop(tuple(batch), None) or self._reader.plan_read(self._table, batch)
         else:
             self._lump += batch
-            if self._coming and sum(span.length for span in self._lump) < LUMP_BYTES:
+            self._lump_bytes += sum(span.length for span in batch)
+            if self._coming and self._lump_bytes < LUMP_BYTES and len(self._lump) < MOST_SPANS:
                 return  # with those that come behind it
-            lump, self._lump = self._lump, []
+            lump, self._lump, self._lump_bytes = self._lump, [], 0
             plan = self._reader.plan_read(self._table, lump, few=True)
         await self._reader.perform(plan, urgent=urgent, on_read=self._on_read)

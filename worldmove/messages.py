@@ -26,7 +26,7 @@ from worldmove.manifest import (
 )
 from worldmove.views import PathChoice
 
-VERSION = 3
+VERSION = 4
 MAX_MESSAGE = 8 * 1024 * 1024
 MAX_PART_LEAVES = 32 * 1024
 MAX_LEAVES = MAX_SESSION_BYTES // MIN_LEAF

@@ -31,6 +31,8 @@ from worldmove.staging import Stage, needs_ring
 
 LITTLE = 0.5
 """Of a session: lanes that have no more to copy than this leave the GPU time to read the table at once."""
+FEW_ARMED = 3
+"""Parts of a table, 2 GiB each, that are armed on a device where rings or lanes need it, too."""
 LANES_FIRST_S = 0.005
 """So long the digests of a world that stands let direct lanes go first, whose bytes take longer anyway."""
 
@@ -62,6 +64,7 @@ class Outbound:
         self._lanes = Serving(services.lanes, services.rings, stage)
         self._direct = DirectServing(services.direct)
         self._token: bytes | None = None
+        self._local = False
         self._table: LeafTable | None = None
         self._plan: Plan | None = None
         self._armed: Armed | None = None
@@ -84,7 +87,8 @@ class Outbound:
         self._table = await self._reader.table()
         self._plan = self._reader.plan_read(self._table, self._reader.all_spans(), few=self._hello.live)
         await self._reader.prepare(self._plan)
-        if action.path == "local":
+        self._local = action.path == "local"
+        if self._local:
             self._token = secrets.token_bytes(32)
             page = await self._arm()
             door = self._services.door
@@ -112,12 +116,18 @@ class Outbound:
 
     async def _arm(self) -> tuple[int, ...]:
         """Arms the reading of a world that will stand; the page that shows it, for the destination too."""
-        plan = self._reader.plan_read(self.table, self._reader.all_spans())
+        plan = self._reader.plan_read(self.table, self._reader.all_spans(), few=not self._local)
         page = self._page() if all(pool.arms for pool, _ in plan.parts) else None
-        if page is None:
+        # Rings are filled by the same executor, whose places armed parts take until their worlds stand.
+        if page is None or (not self._local and any(len(parts) > FEW_ARMED for _, parts in plan.parts)):
             return ()
-        await self._reader.prepare(plan)
-        self._armed = Armed(plan, await Sign.open(page, [pool for pool, _ in plan.parts]))
+        try:
+            await self._reader.prepare(plan)
+            sign = await Sign.open(page, [pool for pool, _ in plan.parts])
+        except WorldMoveError as error:
+            self._log.info("the table is read on the node's word", reason=error.message)
+            return ()
+        self._armed = Armed(plan, sign)
         return (page,)
 
     def _page(self) -> int | None:
@@ -145,6 +155,7 @@ class Outbound:
 
     async def keep_only(self, path: str | None) -> None:
         """The destination has taken this path: what was offered beside it goes."""
+        self._local = path == "local"
         if path == "staged":
             await self._direct.end()
         else:
@@ -216,8 +227,8 @@ class Outbound:
                 their turns on the GPU: there the table is read once they have begun.
         """
         self._direct.look()
-        local, little = self._token is not None, left_bytes <= LITTLE * self._hello.manifest.nbytes
-        if self._armed is not None and (local or little):
+        little = left_bytes <= LITTLE * self._hello.manifest.nbytes
+        if self._armed is not None and (self._local or little):
             self._armed.start()
 
     def stands(self) -> None:

@@ -53,7 +53,7 @@ def begin_copies(
     kernels: RunKernels, stream: cupy.cuda.Stream, copies: Iterable[tuple[int, int, int]]
 ) -> Begun:
     """Begins to copy (source, target, bytes), in any order; none may touch what another one writes."""
-    wanted = list(copies)
+    wanted = [copy for copy in copies if copy[2]]
     small = [copy for copy in wanted if copy[2] < ENGINE_BYTES]
     few = len(small) <= FEW_COPIES
     for source, target, length in wanted:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,13 +23,13 @@ PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 def myself() -> ProcessId:
-    """This process, as those on the same host can find it.
-
-    Raises:
-        OSError: /proc is not there.
-    """
-    boot = hashlib.blake2b(BOOT_ID.read_bytes(), digest_size=8).digest()
-    return ProcessId(os.getpid(), int.from_bytes(boot, "little"), PID_NAMESPACE.stat().st_ino)
+    """This process, as those on the same host can find it; where /proc is hidden, as one that nobody can."""
+    try:
+        boot = hashlib.blake2b(BOOT_ID.read_bytes(), digest_size=8).digest()
+        namespace = PID_NAMESPACE.stat().st_ino
+    except OSError:
+        return ProcessId(os.getpid(), 0, secrets.randbits(64))
+    return ProcessId(os.getpid(), int.from_bytes(boot, "little"), namespace)
 
 
 class Acquaintances:
@@ -47,15 +48,17 @@ class Acquaintances:
         self._gone = False
 
     def meet(self, other: ProcessId) -> None:
-        """The other end of a connection that stands."""
-        if self._gone or other.host != self.me.host or other.pid in self._watched:
+        """The other end of a connection that stands; `other` is what it says it is, whatever that may be."""
+        if self._gone or other.host != self.me.host:
             return
         if other.namespace != self.me.namespace:
             self._tell()
             return
+        if other.pid in self._watched:
+            return
         try:
             watched = os.pidfd_open(other.pid)
-        except OSError:
+        except (OSError, OverflowError):
             self._tell()
             return
         self._watched[other.pid] = watched

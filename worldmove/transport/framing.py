@@ -147,7 +147,15 @@ class Opening(NamedTuple):
 
 
 def opening(kind: Kind, token: bytes, move_id: str, table: bytes, me: ProcessId = NOBODY) -> bytes:
-    """Body of `HELLO` or `WELCOME`."""
+    """Body of `HELLO` or `WELCOME`.
+
+    Args:
+        kind: which of them.
+        token: of the lease, 16 to 64 bytes.
+        move_id: of its move.
+        table: digest of the sizes of all regions, 16 bytes.
+        me: this process, or `NOBODY`.
+    """
     return OPENING.pack(MAGIC, VERSION, 0, table, *me, _proof(kind, token, move_id, table, me))
 
 

@@ -26,6 +26,13 @@ async def introduce(
 ) -> ProcessId:
     """Opens a connection as destination; the caller sets the deadline.
 
+    Args:
+        connection: on which nothing was said yet.
+        token: of the lease.
+        move_id: of its move.
+        table: of this side's regions.
+        me: this process, where the source may have to know when it ends.
+
     Returns:
         Which process the source is.
 
@@ -44,6 +51,9 @@ async def introduce(
 async def examine(connection: Connection, token: bytes, move_id: str) -> Opening:
     """Reads a caller's first message as source; the caller sets the deadline.
 
+    Returns:
+        The digest of its region table, and which process it is.
+
     Raises:
         TransportError: it isn't the expected destination.
     """
@@ -59,7 +69,15 @@ async def welcome(
     *,
     me: ProcessId = NOBODY,
 ) -> None:
-    """Answers an examined caller, who has said `theirs`.
+    """Answers an examined caller.
+
+    Args:
+        connection: the caller's.
+        token: of the lease.
+        move_id: of its move.
+        table: of this side's regions.
+        theirs: what `examine` has returned.
+        me: as for `introduce`.
 
     Raises:
         FramingError: its regions have other sizes; it was told.

@@ -71,7 +71,7 @@ class LanePool:
         inline: bool = False,
         on_event: Event | None = None,
     ) -> None:
-        self._spare = spare
+        self._spare = self._ready = spare
         self._limit = limit
         self._stall_ms = stall_ms
         self._device = device
@@ -133,15 +133,17 @@ class LanePool:
         self._closed = True
         if self._thinning is not None:
             self._thinning.cancel()
-        for task in tuple(self._tasks):
-            task.cancel()
         while (future := self._first_waiting()) is not None:
             future.set_exception(ProcessLostError("the lanes are closed"))
-        lanes = tuple(self._lanes)
-        for lane in lanes:
+        for lane in tuple(self._lanes):
             lane.abort()
-        ends = [*self._tasks, *self._dying, *(asyncio.create_task(lane.gone()) for lane in lanes)]
-        await asyncio.shield(asyncio.gather(*ends, return_exceptions=True))
+        await asyncio.shield(asyncio.ensure_future(self._ended()))
+
+    async def _ended(self) -> None:
+        """What is just being started can't be called back: it is ended as soon as it is there."""
+        while self._tasks or self._dying or self._lanes:
+            ends = [*self._tasks, *self._dying, *(asyncio.create_task(lane.gone()) for lane in self._lanes)]
+            await asyncio.gather(*ends, return_exceptions=True)
 
     async def lease(
         self,
@@ -214,7 +216,10 @@ class LanePool:
         return None
 
     def _hand(self, lane: Lane) -> None:
-        """Gives a lane to the first move that waits for one; else it rests."""
+        """Gives a lane to the first move that waits for one; else it rests, unless it is to end."""
+        if lane.stale:
+            lane.abort(ProcessLostError(STALE))
+            return
         future = self._first_waiting()
         if future is not None and not lane.lost.done():
             future.set_result(lane)
@@ -294,20 +299,23 @@ class LanePool:
         lane.on_released, lane.on_stale = self._released, self._stale
         self._lanes.append(lane)
         lane.lost.add_done_callback(lambda done: self._lost(lane, done.result()))
+        if self._closed:
+            lane.abort()
         return lane
 
     def _released(self, lane: Lane) -> None:
         if lane.lost.done() or self._closed:
             return
         self._tell("lane-released", {"pid": lane.pid, **({"account": lane.account} if lane.account else {})})
-        if lane.stale:
-            lane.abort(ProcessLostError(STALE))
-            return
         self._hand(lane)
         self._top_up()
 
     def _stale(self, lane: Lane) -> None:
-        """Ends it if it is idle, else when it is released; another takes its place as of any that is lost."""
+        """Ends it if it is idle, else when it is released. From then on one is always ready here.
+
+        Who has moved sessions by direct lanes will do so again, and a start takes seconds.
+        """
+        self._ready = max(self._ready, 1)
         if lane in self._idle:
             lane.abort(ProcessLostError(STALE))
 
@@ -356,7 +364,7 @@ class LanePool:
         """
         if self._closed or any(lane.move_id is not None for lane in self._lanes):
             return
-        missing = self._spare - len(self._idle) - len(self._tasks)
+        missing = self._ready - len(self._idle) - len(self._tasks)
         room = self._limit - len(self._lanes) - self._starting
         for _ in range(min(missing, room)):
             task = asyncio.get_running_loop().create_task(self._replenish())
@@ -369,7 +377,7 @@ class LanePool:
         except WorldMoveError as error:
             self._tell("lane-lost", {"pid": None, "move_id": None, "reason": error.message})
             return
-        if len(self._idle) < self._spare and not self._closed:
+        if len(self._idle) < self._ready and not self._closed:
             self._rest(lane)
         else:
             lane.abort()
