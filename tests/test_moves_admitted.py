@@ -150,7 +150,7 @@ def test_what_lacks_another_move_s_egress_is_told_when_that_ends(fleet: Fleet) -
     waiting.standby(LARGE)
     waiting.tell("wait")
     fleet.actor("A").standby(REGIONS)
-    small = MigrationRequest(session_id="small", destination="A", live=False, deadline_ms=4000)
+    small = MigrationRequest(session_id="small", destination="A", live=False, deadline_ms=5500)
     assert client.dry_run(small).admissible
     hopeless = replace(small, deadline_ms=1000)
     assert client.dry_run(hopeless).retry_after_ms is None
@@ -160,7 +160,7 @@ def test_what_lacks_another_move_s_egress_is_told_when_that_ends(fleet: Fleet) -
     assert (verdict.admissible, verdict.code) == (False, "inadmissible"), verdict
     assert verdict.retry_after_ms is not None
     assert 0 < verdict.retry_after_ms <= 6500
-    answer = ask(fleet["thin"], session_id="small", destination="A", live=False, deadline_ms=4000)
+    answer = ask(fleet["thin"], session_id="small", destination="A", live=False, deadline_ms=5500)
     assert 0 < problem(answer, 429, "inadmissible")["retry_after_ms"] <= verdict.retry_after_ms
     assert client.dry_run(hopeless).retry_after_ms is None, "it would be too late alone, too"
     assert client.wait(move).state == "released"
