@@ -89,7 +89,7 @@ def _blocks(axes: Axes, receipt: Receipt) -> None:
     until = receipt.resumed_ms if receipt.resumed_ms is not None else times[-1]
     axes.plot([*times, max(until, times[-1])], [*numbers, numbers[-1]], color="black")
     axes.plot(times, numbers, "o", color="black", markersize=3)
-    axes.locator_params(axis="y", integer=True)
+    axes.locator_params(axis="y", integer=True, min_n_ticks=1)
 
 
 def _pause(axes: Axes, receipt: Receipt) -> None:

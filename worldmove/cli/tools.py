@@ -221,7 +221,13 @@ def bench_boundary(
 def bench_delta(
     *,
     mb: Annotated[
-        int | None, typer.Option(min=8, max=65536, show_default=False, help="Size of the state in MB.")
+        int | None,
+        typer.Option(
+            min=8,
+            max=65536,
+            show_default=False,
+            help="Size of the state in MB; rounded to whole frames of the cache.",
+        ),
     ] = None,
     gate_rate: Annotated[
         str | None, typer.Option(show_default=False, help="What a node lets in: 1Gbit; on GPUs no limit.")
