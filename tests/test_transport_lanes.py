@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
@@ -26,6 +27,7 @@ from tests.transport_kit import (
 from worldmove.errors import (
     DeadlineError,
     FramingError,
+    ProcessLostError,
     TransportError,
 )
 from worldmove.manifest import Span
@@ -68,6 +70,26 @@ async def test_a_large_region_arrives_and_lanes_are_used_again(pool: LanePool) -
             assert (taker.pid, taker.port, None) in there.lanes
             assert not mapped(taker.pid)
     assert len(pids) == 1
+
+
+def children() -> set[str]:
+    return set(Path("/proc/self/task", str(os.getpid()), "children").read_text().split())
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 5, 8])
+async def test_a_pool_that_closes_ends_lanes_that_are_just_being_started(turns: int) -> None:
+    source = Arena(MB)
+    before = children()
+    async with lanes() as starting:
+        lease = asyncio.create_task(starting.lease(MOVE, [(source.fd, MB)], whole(source), writable=False))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await starting.close()
+        with pytest.raises(ProcessLostError, match="closed"):
+            await lease
+        assert not starting.lanes
+    assert children() <= before
 
 
 async def test_thousands_of_regions_of_any_size_in_many_extents(pool: LanePool) -> None:

@@ -257,6 +257,7 @@ class Lane:
 
     async def ready(self, deadline_s: float = START_DEADLINE) -> None:
         """Returns when the process listens. Raises `ProcessLostError` or `DeadlineError`."""
+        self._check()
         answer = await self._await_answer(deadline_s)
         if not isinstance(answer, said.Ready):
             raise ProcessLostError(f"lane {self.pid} began with {type(answer).__name__}")
