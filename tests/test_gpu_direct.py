@@ -78,7 +78,8 @@ async def test_what_is_foreseen_of_the_last_round_begins_at_the_stop(tmp_path: P
                     assert (receipt.path, len(receipt.damaged)) == (path, 0), pattern
                     assert receipt.sent_bytes >= receipt.state_bytes
                     if pattern == "rewrite":
-                        assert receipt.rounds[-1].bytes == receipt.state_bytes
+                        # A leaf that came live once the last block had written it is there already.
+                        assert receipt.rounds[-1].bytes > 0.9 * receipt.state_bytes
                     else:
                         assert receipt.rounds[-1].bytes < 0.5 * receipt.state_bytes, pattern
             await clear(nodes)
