@@ -115,7 +115,7 @@ def steps(*, quick: bool, first: int) -> list[Step]:
             90,
         ),
         Step("kernels", ("tools/gpu_kernels.py", "--out", "{out}"), 120, 60),
-        Step("beside", tool("beside"), 90, 60, needs=("torch",)),
+        Step("beside", tool("beside", "--shape", world[-1]), 90, 60, needs=("torch",)),
         Step("digest", (*bench, "digest", "--gpu", "--mb", mb, "--json"), 90, figures=("read_gb_per_s",)),
         Step("local", (*bench, "path", *size), 90, figures=moved),
         Step("save", ("tools/gpu_save.py",), 90, 60, needs=("torch",), figures=("median_s", "equal")),

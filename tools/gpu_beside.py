@@ -153,6 +153,7 @@ def run(given: argparse.Namespace) -> Report:
             row["longer"] = row["median_ms"] / (idle or [row["median_ms"]])[0] - 1
             report["rows"].append(row)
             print(f"{kind:<12} {row['median_ms']:7.1f} ms  {100 * row['longer']:+.1f} %", flush=True)
+            report["figures"] = {each["kind"]: each["longer"] for each in report["rows"]}
             write(given.out / "gpu_beside.json", report)
         told.write("end\n")
         beside.wait(10)
